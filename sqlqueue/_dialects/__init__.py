@@ -1,0 +1,44 @@
+"""
+All that knows one database from another, apart from the column types in `_tables`.
+
+The rest of the library asks a `Server` for a capability, uses `now()` and `after()` for the clock, and lets `trouble_of`
+say what an error means.
+"""
+
+from __future__ import annotations
+
+from .clock import after, now
+from .engines import consumer_engine, consumer_options, consumer_url, database_label, driver_extra
+from .inserts import insert_if_absent
+from .producers import check_transactional
+from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, server_of
+from .trouble import Trouble, trouble_of
+
+OFFLINE_URLS = {
+    "postgresql": "postgresql+psycopg://",
+    "mysql": "mysql+pymysql://",
+    "mariadb": "mariadb+pymysql://",
+    "sqlite": "sqlite://",
+}
+"""For DDL without a connection: the names a user may give, and the dialect behind each."""
+
+__all__ = [
+    "OFFLINE_URLS",
+    "Server",
+    "Trouble",
+    "after",
+    "by_primary_key",
+    "by_ready_index",
+    "check_transactional",
+    "consumer_engine",
+    "consumer_options",
+    "consumer_url",
+    "database_label",
+    "delete_by_primary_key",
+    "driver_extra",
+
+    "insert_if_absent",
+    "now",
+    "server_of",
+    "trouble_of",
+]

@@ -1,0 +1,145 @@
+"""
+The queue's own connections: for claiming, settling and reporting, apart from the application's.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from importlib.util import find_spec
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Engine, make_url
+
+from .._tables import INNODB
+from ..errors import NotConfigured, OptionError
+
+__all__ = ["consumer_engine", "consumer_options", "consumer_url", "database_label", "driver_extra"]
+
+_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
+_PACKAGES = {"postgresql": ("psycopg", "postgresql"), "mysql": ("pymysql", "mysql"), "mariadb": ("pymysql", "mysql")}
+_LOCK_WAIT = "sqlqueue_lock_wait"
+_READ_ONLY = "sqlqueue_read_only"
+_DEFAULT_LOCK_WAIT = 10.0
+
+
+def consumer_url(url: str | URL) -> URL:
+    """
+    The URL with the driver that the worker uses.
+
+    Raises:
+        OptionError: not a URL of a database that sqlqueue serves, or an in-memory SQLite, which no worker could share.
+    """
+    try:
+        parsed = make_url(url)
+    except sa.exc.ArgumentError:
+        raise OptionError("url: this is not a database URL; it looks like postgresql://user:password@host/database") from None
+    backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
+    if backend not in _DRIVERS:
+        raise OptionError(f"url: {parsed.drivername} is not supported; use postgresql, mysql, mariadb or sqlite")
+    parsed = parsed.set(drivername=f"{backend}+{_DRIVERS[backend]}")
+    if backend == "sqlite" and _in_memory(parsed):
+        raise OptionError("url: an in-memory SQLite database cannot be shared with a worker; name a file, as in sqlite:///queue.db")
+    return parsed
+
+
+def driver_extra(url: URL) -> str | None:
+    """
+    The extra of sqlqueue-outbox that holds the missing driver, or None when it is there.
+    """
+    package, extra = _PACKAGES.get(url.get_backend_name(), ("sqlite3", ""))
+    return None if find_spec(package) else extra
+
+
+def consumer_engine(source: URL | Engine) -> Engine:
+    """
+    An engine of the queue's own: READ COMMITTED, bounded waits for locks, and on SQLite transactions that lock at BEGIN.
+
+    From an Engine with one of our drivers it takes the way of connecting, with the application's own connect listeners,
+    but none of its connections.
+    """
+    url = consumer_url(source if isinstance(source, URL) else source.url)
+    extra = driver_extra(url)
+    if extra is not None:
+        raise NotConfigured(f"the driver for {url.get_backend_name()} is not installed: pip install 'sqlqueue-outbox[{extra}]'")
+    options: dict[str, Any] = {"hide_parameters": True}
+    if isinstance(source, Engine) and source.driver == url.get_driver_name() and not source.dialect.is_async:
+        options["pool"] = source.pool.recreate()
+    if url.get_backend_name() != "sqlite":
+        options["isolation_level"] = "READ COMMITTED"
+    engine = sa.create_engine(url, **options)
+    _prepare(engine)
+    return engine
+
+
+def consumer_options(connection: sa.Connection, *, lock_wait: float | None = None, read_only: bool = False) -> sa.Connection:
+    """
+    Say before the transaction begins how many seconds it may wait for a lock, and whether it only reads.
+    """
+    return connection.execution_options(**{_LOCK_WAIT: lock_wait or _DEFAULT_LOCK_WAIT, _READ_ONLY: read_only})
+
+
+def database_label(connection: sa.Connection) -> str:
+    """
+    The server and its version, for people.
+    """
+    dialect = connection.dialect
+    name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+    known = {"postgresql": "PostgreSQL", "mysql": "MySQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
+    return f"{known[name]} {'.'.join(str(part) for part in dialect.server_version_info or () if isinstance(part, int))}"
+
+
+def _in_memory(url: URL) -> bool:
+    database = url.database or ""
+    return database in ("", ":memory:") or "mode=memory" in database or url.query.get("mode") == "memory"
+
+
+def _prepare(engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _leave_transactions_to_us)
+        event.listen(engine, "begin", _begin_sqlite)
+    elif engine.dialect.name in INNODB:
+        event.listen(engine, "connect", _speak_utf8mb4)
+        event.listen(engine, "begin", _bound_waits_innodb)
+    else:
+        event.listen(engine, "begin", _bound_waits_postgresql)
+
+
+def _leave_transactions_to_us(connection: Any, record: Any) -> None:
+    # The stock driver begins a transaction only before some statements, and never one that locks at once.
+    if hasattr(connection, "autocommit"):
+        connection.autocommit = sqlite3.LEGACY_TRANSACTION_CONTROL  # type: ignore[attr-defined,unused-ignore]
+    connection.isolation_level = None
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    options = connection.get_execution_options()
+    milliseconds = int(options.get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
+    if connection.info.get(_LOCK_WAIT) != milliseconds:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {milliseconds}")
+        connection.info[_LOCK_WAIT] = milliseconds
+    if connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("ROLLBACK")  # the BEGIN of a recipe that listens to every engine; nothing has happened in it
+    # A transaction that reads first and then writes fails at once when another one wrote in between, whatever the timeout.
+    connection.exec_driver_sql("BEGIN" if options.get(_READ_ONLY) else "BEGIN IMMEDIATE")
+
+
+def _speak_utf8mb4(connection: Any, record: Any) -> None:
+    # An application may connect with a smaller character set; error texts hold any character.
+    if getattr(connection, "charset", "utf8mb4") != "utf8mb4":
+        connection.set_charset("utf8mb4")
+
+
+def _bound_waits_innodb(connection: sa.Connection) -> None:
+    seconds = max(1, int(connection.get_execution_options().get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT)))
+    if connection.info.get(_LOCK_WAIT) != seconds:
+        connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {seconds}, SESSION lock_wait_timeout = {seconds}")
+        connection.info[_LOCK_WAIT] = seconds
+
+
+def _bound_waits_postgresql(connection: sa.Connection) -> None:
+    # For this transaction only: behind a pooler a session's settings would be handed on to strangers. The time zone: far
+    # in the future or past, another one leads beyond the years that Python has, and reading the row would fail.
+    milliseconds = int(connection.get_execution_options().get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
+    connection.exec_driver_sql(f"SELECT set_config('lock_timeout', '{milliseconds}', true), set_config('TimeZone', 'UTC', true)")

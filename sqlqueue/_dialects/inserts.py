@@ -1,0 +1,38 @@
+"""
+Insert a row unless its primary key is taken, without spoiling the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+
+from .._tables import INNODB
+from .trouble import Trouble, trouble_of
+
+__all__ = ["insert_if_absent"]
+
+
+def insert_if_absent(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+    """
+    Whether the row was written. Waits for another open transaction that inserted the same key.
+
+    On InnoDB the plain INSERT and its error 1062 are the way: the error undoes only its own statement and locks only the
+    row in question. INSERT IGNORE would swallow other errors, ON DUPLICATE KEY UPDATE reports one row either way.
+    """
+    if connection.dialect.name in INNODB:
+        try:
+            connection.execute(sa.insert(table).values(dict(values)))
+        except IntegrityError as error:
+            if trouble_of(error) is not Trouble.DUPLICATE:
+                raise
+            return False
+        return True
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    # inline: without it SQLAlchemy asks for the key back. Without preserve_rowcount a closed cursor may have forgotten the count.
+    statement = insert(table).values(dict(values)).on_conflict_do_nothing().inline()
+    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1

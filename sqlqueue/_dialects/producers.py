@@ -1,0 +1,69 @@
+"""
+Whether what is written on a caller's connection commits and rolls back with the caller's work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from ..errors import NotTransactional
+
+__all__ = ["check_transactional"]
+
+SQLITE_RECIPE = (
+    "see «Serializable isolation / Savepoints / Transactional DDL» in SQLAlchemy's SQLite dialect documentation: "
+    "isolation_level=None on connect, BEGIN on begin"
+)
+
+
+def check_transactional(connection: sa.Connection) -> None:
+    """
+    Ask the driver, without a round trip.
+
+    Raises:
+        NotTransactional: a push here would be committed at once, or could outlive the caller's rollback.
+    """
+    if connection.dialect.name == "sqlite":
+        _check_sqlite(connection)
+    elif _in_autocommit(_driver_connection(connection)) or _in_autocommit(connection.connection.dbapi_connection):
+        raise NotTransactional(
+            "this connection is in autocommit: the job would exist at once, whatever becomes of your work; "
+            "push on a connection with transactions (no isolation_level='AUTOCOMMIT')"
+        )
+
+
+def _check_sqlite(connection: sa.Connection) -> None:
+    driver = _driver_connection(connection)
+    driver = getattr(driver, "_conn", driver)  # aiosqlite wraps the real one
+    if getattr(driver, "autocommit", -1) is True or (_manual(driver) and not driver.in_transaction):
+        raise NotTransactional(
+            "this SQLite connection is in autocommit: the job would exist at once, whatever becomes of your work; "
+            f"use the driver's own transactions or SQLAlchemy's BEGIN recipe ({SQLITE_RECIPE})"
+        )
+    if connection.in_nested_transaction() and not _manual(driver) and getattr(driver, "autocommit", -1) == -1:
+        raise NotTransactional(
+            "a push inside begin_nested() with SQLite's stock driver could survive your rollback: the driver opens no "
+            f"transaction before a SAVEPOINT. Push outside of it, or use SQLAlchemy's BEGIN recipe ({SQLITE_RECIPE})"
+        )
+
+
+def _manual(driver: Any) -> bool:
+    """
+    The driver issues no BEGIN of its own: somebody else's recipe does, or nobody.
+    """
+    return driver.isolation_level is None and getattr(driver, "autocommit", -1) == -1
+
+
+def _driver_connection(connection: sa.Connection) -> Any:
+    pooled = connection.connection
+    return getattr(pooled, "driver_connection", None) or pooled.dbapi_connection
+
+
+def _in_autocommit(driver: Any) -> bool:
+    ask = getattr(driver, "get_autocommit", None)  # PyMySQL, mysqlclient, asyncmy, aiomysql
+    if callable(ask):
+        return bool(ask())
+    flag = getattr(driver, "autocommit", None)  # psycopg, psycopg2, pg8000, SQLAlchemy's adapter for asyncpg
+    return flag if isinstance(flag, bool) else False
