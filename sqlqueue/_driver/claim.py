@@ -1,0 +1,306 @@
+"""
+Taking ready jobs of one lane for a lease.
+
+Two bodies: one statement where a server can update from a locking read and return the rows, elsewhere a locking read and a
+guarded UPDATE in one short transaction. Either way safety rests on the guard in the UPDATE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from .._dialects import Server, after, by_ready_index, now, server_of
+from .._tables import Tables
+from .lanes import Lane
+from .push import microseconds
+
+__all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "company_of", "put_back"]
+
+
+class Company(IntEnum):
+    """
+    What else runs in this process that came from a worker that died. One of those may be what killed it.
+
+    A job on its last attempt must not die for a neighbour's fault, so it runs beside no other such job.
+    """
+
+    NONE = 0
+    RECLAIMED = 1
+    ON_LAST_ATTEMPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """
+    What a claim writes into the rows it takes.
+    """
+
+    token: str
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRow:
+    """
+    A row as it was found, and the lease it is under now.
+    """
+
+    id: int
+    name: str
+    queue: str
+    payload: Any
+    attempts: int
+    max_attempts: int
+    headers: str | None
+    deadline: datetime | None
+    unique_key: str | None
+    available_at: datetime
+    reserved_until: datetime | None
+    reserved_by: str | None
+    reserved_token: str | None
+    doom: str | None
+    """Why the job is not to be run: "damaged", "exhausted" or "deadline"."""
+    lease_until: datetime
+
+    @property
+    def reclaimed(self) -> bool:
+        """
+        A lease on it ended before it was settled.
+        """
+        return self.reserved_until is not None
+
+    @property
+    def comes_back(self) -> bool:
+        """
+        It is to be run, and a lease on it ended before.
+        """
+        return self.reclaimed and self.doom is None
+
+    @property
+    def last_attempt(self) -> bool:
+        return self.attempts + 1 >= self.max_attempts
+
+
+def claim_lane(
+    connection: sa.Connection, tables: Tables, lane: Lane, limit: int, lease: Lease, *, company: Company = Company.NONE
+) -> list[ClaimedRow]:
+    """
+    Take up to `limit` ready rows of the lane, first due first, and those that must not run at all.
+
+    Rows that may not run beside `company`, or beside each other, are left exactly as they were found.
+    """
+    server = server_of(connection.dialect)
+    parameters = {
+        "in_queue": lane.queue,
+        "in_priority": lane.priority,
+        "in_fair_by": lane.fair_by,
+        "most": limit,
+        "lease": microseconds(lease.seconds),
+        "reach": microseconds(lease.seconds * (1 + server.lease_grace)),
+        "worker": lease.worker,
+        "token": lease.token,
+    }
+    body = _claim_in_one_statement if server.claim_in_one_statement else _claim_in_two_statements
+    return body(connection, tables, server, company, parameters)
+
+
+def company_of(rows: Iterable[tuple[bool, bool]], company: Company = Company.NONE) -> Company:
+    """
+    The company that (reclaimed, on its last attempt) jobs make, added to what is there already.
+    """
+    for reclaimed, last in rows:
+        if reclaimed:
+            company = max(company, Company.ON_LAST_ATTEMPT if last else Company.RECLAIMED)
+    return company
+
+
+def put_back(connection: sa.Connection, tables: Tables, rows: Iterable[ClaimedRow], pause: float) -> None:
+    """
+    Leave rows that this transaction has taken as they were found, but out of reach for `pause` seconds.
+    """
+    for row in rows:
+        values = {
+            "back": row.id,
+            "used": row.attempts,
+            "until": row.reserved_until,
+            "by": row.reserved_by,
+            "found_token": row.reserved_token,
+            "pause": microseconds(pause),
+        }
+        connection.execute(_put_back(tables), values)
+
+
+def _claim_in_one_statement(
+    connection: sa.Connection, tables: Tables, server: Server, company: Company, parameters: dict[str, Any]
+) -> list[ClaimedRow]:
+    rows = connection.execute(_claim(tables, server, company), parameters).all()
+    # RETURNING has no order.
+    return sorted((ClaimedRow(*row) for row in rows), key=lambda row: (row.available_at, row.id))
+
+
+def _claim_in_two_statements(
+    connection: sa.Connection, tables: Tables, server: Server, company: Company, parameters: dict[str, Any]
+) -> list[ClaimedRow]:
+    reading = {name: parameters[name] for name in ("in_queue", "in_priority", "in_fair_by", "most", "lease")}
+    found = [ClaimedRow(*row) for row in connection.execute(_candidates(tables, server, company), reading)]
+    picked = _pick(found)
+    if not picked:
+        return []
+    starting = [row.id for row in picked if row.doom is None]
+    doomed = [row.id for row in picked if row.doom is not None]
+    taken: set[int] = set()
+    for ids, started in ((starting, 1), (doomed, 0)):
+        if ids:
+            taken |= _take(connection, tables, ids, started, parameters)
+    return [row for row in picked if row.id in taken]
+
+
+def _take(connection: sa.Connection, tables: Tables, ids: list[int], started: int, parameters: dict[str, Any]) -> set[int]:
+    values = {name: parameters[name] for name in ("lease", "reach", "worker", "token")} | {"ids": ids, "started": started}
+    if connection.execute(_guarded_update(tables), values).rowcount == len(ids):
+        return set(ids)
+    # Without row locks another claim may have come between the two statements: only what carries our token is ours.
+    return set(connection.execute(_ours(tables), {"ids": ids, "token": parameters["token"]}).scalars())
+
+
+def _pick(found: Sequence[ClaimedRow]) -> list[ClaimedRow]:
+    """
+    Leave out what may not run beside the first row that comes back from a dead worker.
+    """
+    first = next((row for row in found if row.comes_back), None)
+    if first is None:
+        return list(found)
+    if first.last_attempt:
+        return [row for row in found if row is first or not row.comes_back]
+    return [row for row in found if not row.comes_back or not row.last_attempt]
+
+
+def _doom(jobs: Any) -> sa.ColumnElement[str | None]:
+    return sa.case(
+        (sa.or_(jobs.attempts < 0, jobs.max_attempts < 1), sa.literal_column("'damaged'", sa.String())),
+        (jobs.attempts >= jobs.max_attempts, sa.literal_column("'exhausted'", sa.String())),
+        (jobs.deadline <= now(), sa.literal_column("'deadline'", sa.String())),
+        else_=sa.null(),
+    )
+
+
+def _last_attempt(jobs: Any) -> sa.ColumnElement[bool]:
+    # A damaged row may hold the largest number that fits: one more must not be an error that stops the lane.
+    last: sa.ColumnElement[bool] = sa.cast(jobs.attempts, sa.BigInteger()) + 1 >= jobs.max_attempts
+    return last
+
+
+@lru_cache(maxsize=256)
+def _candidates(tables: Tables, server: Server, company: Company) -> sa.Select[Any]:
+    """
+    Ready rows of a lane in due order, locked, without those that may not be taken beside `company`.
+    """
+    jobs = tables.jobs.c
+    doom = _doom(jobs)
+    query = (
+        sa.select(
+            jobs.id,
+            jobs.name,
+            jobs.queue,
+            jobs.payload,
+            jobs.attempts,
+            jobs.max_attempts,
+            jobs.headers,
+            jobs.deadline,
+            jobs.unique_key,
+            jobs.available_at,
+            jobs.reserved_until,
+            jobs.reserved_by,
+            jobs.reserved_token,
+            doom.label("doom"),
+            after(sa.bindparam("lease")).label("lease_until"),
+        )
+        .where(
+            jobs.queue == sa.bindparam("in_queue"),
+            jobs.priority == sa.bindparam("in_priority"),
+            jobs.fair_by == sa.bindparam("in_fair_by"),
+            jobs.available_at <= now(),
+        )
+        .order_by(jobs.available_at, jobs.id)
+        .limit(sa.bindparam("most", type_=sa.Integer()))
+    )
+    if company is Company.RECLAIMED:
+        query = query.where(sa.or_(jobs.reserved_until.is_(None), doom.is_not(None), sa.not_(_last_attempt(jobs))))
+    elif company is Company.ON_LAST_ATTEMPT:
+        query = query.where(sa.or_(jobs.reserved_until.is_(None), doom.is_not(None)))
+    if server.row_locks:
+        query = query.with_for_update(skip_locked=server.skip_locked)
+    return by_ready_index(query, tables)
+
+
+@lru_cache(maxsize=256)
+def _claim(tables: Tables, server: Server, company: Company) -> sa.Update:
+    """
+    `_candidates`, `_pick` and the guarded UPDATE in one statement.
+    """
+    found = _candidates(tables, server, company).cte("found").prefix_with("MATERIALIZED")
+    comes_back = sa.and_(found.c.reserved_until.is_not(None), found.c.doom.is_(None)).label("comes_back")
+    last = _last_attempt(found.c).label("last")
+    order = (found.c.available_at, found.c.id)
+    ranked = sa.select(
+        found,
+        comes_back,
+        last,
+        sa.func.row_number().over(partition_by=comes_back, order_by=order).label("place"),
+        sa.func.first_value(last).over(partition_by=comes_back, order_by=order).label("first_is_last"),
+    ).cte("ranked")
+    alone_or_fitting = sa.or_(ranked.c.place == 1, sa.not_(sa.or_(ranked.c.last, ranked.c.first_is_last)))
+    picked = sa.select(ranked).where(sa.or_(sa.not_(ranked.c.comes_back), alone_or_fitting)).cte("picked")
+    return (
+        _lease(sa.update(tables.jobs), tables, sa.case((picked.c.doom.is_(None), 1), else_=0))
+        .where(tables.jobs.c.id == picked.c.id, tables.jobs.c.available_at <= now())
+        .returning(*(picked.c[column.name] for column in found.c))
+    )
+
+
+@lru_cache(maxsize=256)
+def _guarded_update(tables: Tables) -> sa.Update:
+    jobs = tables.jobs.c
+    return _lease(sa.update(tables.jobs), tables, sa.bindparam("started", type_=sa.Integer())).where(
+        jobs.id.in_(sa.bindparam("ids", expanding=True)), jobs.available_at <= now()
+    )
+
+
+def _lease(update: sa.Update, tables: Tables, started: sa.ColumnElement[int]) -> sa.Update:
+    return update.values(
+        attempts=tables.jobs.c.attempts + started,
+        reserved_until=after(sa.bindparam("lease")),
+        available_at=after(sa.bindparam("reach")),
+        reserved_by=sa.bindparam("worker"),
+        reserved_token=sa.bindparam("token"),
+    )
+
+
+@lru_cache(maxsize=256)
+def _ours(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    return sa.select(jobs.id).where(jobs.id.in_(sa.bindparam("ids", expanding=True)), jobs.reserved_token == sa.bindparam("token"))
+
+
+@lru_cache(maxsize=256)
+def _put_back(tables: Tables) -> sa.Update:
+    jobs = tables.jobs.c
+    return (
+        sa.update(tables.jobs)
+        .where(jobs.id == sa.bindparam("back"))
+        .values(
+            attempts=sa.bindparam("used"),
+            reserved_until=sa.bindparam("until"),
+            reserved_by=sa.bindparam("by"),
+            reserved_token=sa.bindparam("found_token"),
+            available_at=after(sa.bindparam("pause")),
+        )
+    )

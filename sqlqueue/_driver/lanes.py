@@ -1,0 +1,122 @@
+"""
+Which lanes of the queues there are. A lane is one range of the index: (queue, priority, fair_by), by due time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from .._dialects import by_ready_index, now, server_of
+from .._tables import Tables
+
+__all__ = ["Lane", "find_lanes"]
+
+HOPS = 50
+BELOW_ALL = -(2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """
+    One lane with rows in it, and when its first row may be claimed.
+    """
+
+    queue: str
+    priority: int
+    fair_by: str
+    due_in: float
+    """Seconds, at the time of the look, until the first of its rows may be claimed; not above 0 if one may be now."""
+
+
+def find_lanes(connection: sa.Connection, tables: Tables, queues: Sequence[str]) -> list[Lane]:
+    """
+    The lanes of these queues in the order of precedence: queues as named, higher priorities first.
+
+    Reads a few index entries a lane, however long the lanes are.
+    """
+    if server_of(connection.dialect).lanes_by_recursion:
+        rows = connection.execute(_recursing(tables, len(queues)), {f"queue_{n}": name for n, name in enumerate(queues)}).all()
+    else:
+        rows = _hop(connection, tables, queues)
+    rank = {name: place for place, name in enumerate(queues)}
+    lanes = [Lane(row.queue, row.priority, row.fair_by, (row.next_at - row.moment).total_seconds()) for row in rows]
+    return sorted(lanes, key=lambda lane: (rank[lane.queue], -lane.priority, lane.fair_by))
+
+
+def _hop(connection: sa.Connection, tables: Tables, queues: Sequence[str]) -> Sequence[sa.Row[Any]]:
+    """
+    An index seek a lane, each in a statement of its own; all in one statement when there turn out to be very many.
+    """
+    found: list[sa.Row[Any]] = []
+    for queue in queues:
+        here = {"in_queue": queue, "priority": BELOW_ALL, "fair_by": ""}
+        while row := connection.execute(_next_lane(tables), here).one_or_none():
+            if len(found) == HOPS:
+                return connection.execute(_grouped(tables), {"queues": list(queues)}).all()
+            found.append(row)
+            here |= {"priority": row.priority, "fair_by": row.fair_by}
+    return found
+
+
+@lru_cache(maxsize=256)
+def _next_lane(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    priority: sa.BindParameter[int] = sa.bindparam("priority")
+    fair_by: sa.BindParameter[str] = sa.bindparam("fair_by")
+    query = (
+        sa.select(jobs.queue, jobs.priority, jobs.fair_by, jobs.available_at.label("next_at"), now().label("moment"))
+        .where(jobs.queue == sa.bindparam("in_queue"))
+        # Spelled out: InnoDB finds no range in a comparison of tuples.
+        .where(sa.or_(jobs.priority > priority, sa.and_(jobs.priority == priority, jobs.fair_by > fair_by)))
+        .order_by(jobs.priority, jobs.fair_by, jobs.available_at)
+        .limit(1)
+    )
+    return by_ready_index(query, tables)
+
+
+@lru_cache(maxsize=256)
+def _grouped(tables: Tables) -> sa.Select[Any]:
+    """
+    InnoDB can jump from group to group, but MariaDB does so only as long as the table's statistics are true.
+    """
+    jobs = tables.jobs.c
+    lane = (jobs.queue, jobs.priority, jobs.fair_by)
+    next_at = sa.func.min(jobs.available_at, type_=jobs.available_at.type)
+    query = sa.select(*lane, next_at.label("next_at"), now().label("moment")).group_by(*lane)
+    return by_ready_index(query.where(jobs.queue.in_(sa.bindparam("queues", expanding=True))), tables)
+
+
+@lru_cache(maxsize=256)
+def _recursing(tables: Tables, queues: int) -> sa.Select[Any]:
+    """
+    A recursion that hops from each queue's last lane to the one before it, an index seek a hop.
+    """
+    seeds = [_last_id(tables, sa.bindparam(f"queue_{number}")) for number in range(queues)]
+    lanes = sa.select(seeds[0].label("id")).cte("lane", recursive=True)
+    here = tables.jobs.alias("here")
+    step = sa.select(_last_id(tables, here.c.queue, before=here)).select_from(lanes.join(here, here.c.id == lanes.c.id))
+    lanes = lanes.union_all(*(sa.select(seed) for seed in seeds[1:]), step)
+    found = tables.jobs.alias("found")
+    first = tables.jobs.alias("first")
+    next_at = (
+        sa.select(first.c.available_at)
+        .where(first.c.queue == found.c.queue, first.c.priority == found.c.priority, first.c.fair_by == found.c.fair_by)
+        .order_by(first.c.available_at)
+        .limit(1)
+        .scalar_subquery()
+    )
+    columns = (found.c.queue, found.c.priority, found.c.fair_by, next_at.label("next_at"), now().label("moment"))
+    return sa.select(*columns).select_from(lanes.join(found, found.c.id == lanes.c.id))
+
+
+def _last_id(tables: Tables, queue: Any, before: sa.FromClause | None = None) -> sa.ScalarSelect[int]:
+    row = tables.jobs.alias()
+    query = sa.select(row.c.id).where(row.c.queue == queue).order_by(row.c.priority.desc(), row.c.fair_by.desc()).limit(1)
+    if before is not None:
+        query = query.where(sa.tuple_(row.c.priority, row.c.fair_by) < sa.tuple_(before.c.priority, before.c.fair_by))
+    return query.scalar_subquery()

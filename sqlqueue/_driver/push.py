@@ -1,0 +1,285 @@
+"""
+Writing jobs, on the caller's connection and in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import StatementError
+
+from .._dialects import after, insert_if_absent, now, server_of
+from .._tables import Tables
+from ..errors import LockTimeout
+
+__all__ = ["NewJob", "Pushed", "insert_job", "insert_jobs", "insert_keyed_job", "take_key"]
+
+MANY_ROWS = 500
+MANY_BYTES = 1024 * 1024
+MICROSECONDS = 1_000_000
+KEY_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """
+    A row to be written. Times are either aware datetimes or seconds from the push.
+    """
+
+    queue: str
+    name: str
+    payload: str
+    priority: int
+    max_attempts: int
+    due: datetime | float
+    deadline: datetime | float | None
+    headers: str | None
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """
+    The job's id, and whether it was written by this push.
+    """
+
+    id: int
+    created: bool
+
+
+def insert_job(connection: sa.Connection, tables: Tables, job: NewJob) -> int:
+    """
+    One INSERT; the id of the new row.
+    """
+    statement = _insert(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None))
+    with _silent_about_values():
+        result = connection.execute(statement, _parameters(job))
+    return int(result.inserted_primary_key[0])
+
+
+def insert_keyed_job(connection: sa.Connection, tables: Tables, job: NewJob) -> Pushed:
+    """
+    Write the job and its key, unless another job holds the key.
+
+    The key goes first: the insert waits for nobody but an open transaction with the same key, its verdict is newer than
+    any snapshot, and a duplicate takes no id.
+    """
+    assert job.key is not None
+    for _ in range(KEY_ROUNDS):
+        holder = _holder(connection, tables, job.key)
+        if holder is None:
+            continue  # it was settled between the two statements
+        if holder.alive:
+            return Pushed(holder.job_id, created=False)
+        id = insert_job(connection, tables, job)
+        connection.execute(_own_key(tables), {"taken": job.key, "id": id})
+        return Pushed(id, created=True)
+    raise LockTimeout("the unique key changed hands at every look; nothing was written, push again")
+
+
+def take_key(connection: sa.Connection, tables: Tables, key: str, job_id: int) -> bool:
+    """
+    Give the key to a job that is written in this transaction, if it is free.
+    """
+    holder = _holder(connection, tables, key)
+    if holder is None or holder.alive:
+        return False
+    connection.execute(_own_key(tables), {"taken": key, "id": job_id})
+    return True
+
+
+def insert_jobs(connection: sa.Connection, tables: Tables, jobs: Sequence[NewJob]) -> int:
+    """
+    Write jobs without keys in as few statements as their size allows; how many were written.
+
+    The clock is read once and bound: a function in VALUES would make some drivers send a statement for every row.
+    """
+    if not jobs:
+        return 0
+    moment = _moment(connection)
+    rows = [_bound_row(job, moment) for job in jobs]
+    for chunk in _chunks(rows):
+        with _silent_about_values():
+            connection.execute(_insert_bound(tables), chunk)
+    return len(jobs)
+
+
+@contextmanager
+def _silent_about_values() -> Iterator[None]:
+    """
+    The database's own error, but SQLAlchemy does not print the job's arguments in its text.
+    """
+    try:
+        yield
+    except StatementError as error:
+        error.hide_parameters = True
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    job_id: int
+    alive: bool
+
+
+def _holder(connection: sa.Connection, tables: Tables, key: str) -> _Holder | None:
+    """
+    Take the key for us (not alive: a job id has to be written into it), or say who holds it, or None to look again.
+    """
+    if insert_if_absent(connection, tables.keys, {"key": key}):
+        return _Holder(0, alive=False)
+    current = _read_key(connection, tables, key)
+    if current is None:
+        return None
+    if current.alive:
+        return _Holder(current.job_id, alive=True)
+    taken = connection.execute(_take_over(tables), {"taken": key, "old": current.job_id}).rowcount
+    return _Holder(0, alive=False) if taken else None
+
+
+def _read_key(connection: sa.Connection, tables: Tables, key: str) -> _Holder | None:
+    """
+    Who holds the key: a job that exists, or one that is gone and kept it for a time, or nobody (not alive).
+    """
+    seen = connection.execute(_look(tables), {"taken": key}).one_or_none()
+    if not server_of(connection.dialect).snapshot_reads:
+        return None if seen is None else _Holder(seen.job_id or 0, alive=seen.present is not None or bool(seen.kept))
+    # The snapshot may be older than the key row. A job is written with its key: when the snapshot shows both the key
+    # with this id and no job, the job is gone; when it does not show that key, the job came later and is there.
+    locked = connection.execute(_look_locked(tables), {"taken": key}).one_or_none()
+    if locked is None:
+        return None
+    # A key without any job is what remains when the caller commits in spite of an error between key and job.
+    gone = locked.job_id is None or (seen is not None and seen.job_id == locked.job_id and seen.present is None)
+    return _Holder(locked.job_id or 0, alive=not gone or bool(locked.kept))
+
+
+def _kept(tables: Tables) -> sa.ColumnElement[bool]:
+    return sa.and_(tables.keys.c.expires_at.is_not(None), tables.keys.c.expires_at > now()).label("kept")
+
+
+@lru_cache(maxsize=256)
+def _look(tables: Tables) -> sa.Select[Any]:
+    keys, jobs = tables.keys.c, tables.jobs.c
+    joined = tables.keys.outerjoin(tables.jobs, jobs.id == keys.job_id)
+    return (
+        sa.select(keys.job_id, jobs.id.label("present"), _kept(tables))
+        .select_from(joined)
+        .where(keys.key == sa.bindparam("taken"))
+    )
+
+
+@lru_cache(maxsize=256)
+def _look_locked(tables: Tables) -> sa.Select[Any]:
+    keys = tables.keys.c
+    return sa.select(keys.job_id, _kept(tables)).where(keys.key == sa.bindparam("taken")).with_for_update(read=True)
+
+
+@lru_cache(maxsize=256)
+def _take_over(tables: Tables) -> sa.Update:
+    keys = tables.keys.c
+    return (
+        sa.update(tables.keys)
+        .where(keys.key == sa.bindparam("taken"), sa.func.coalesce(keys.job_id, 0) == sa.bindparam("old"))
+        .values(job_id=None, expires_at=None)
+    )
+
+
+@lru_cache(maxsize=256)
+def _own_key(tables: Tables) -> sa.Update:
+    return sa.update(tables.keys).where(tables.keys.c.key == sa.bindparam("taken")).values(job_id=sa.bindparam("id"))
+
+
+@lru_cache(maxsize=256)
+def _insert(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> sa.Insert:
+    due = sa.bindparam("due", type_=tables.jobs.c.due_at.type) if fixed_due else after(sa.bindparam("due"))
+    deadline = sa.bindparam("until", type_=tables.jobs.c.due_at.type) if fixed_deadline else after(sa.bindparam("until"))
+    return sa.insert(tables.jobs).values(
+        queue=sa.bindparam("queue"),
+        name=sa.bindparam("name"),
+        payload=sa.bindparam("payload"),
+        priority=sa.bindparam("priority"),
+        fair_by=sa.literal(""),
+        attempts=sa.literal(0),
+        max_attempts=sa.bindparam("max_attempts"),
+        unique_key=sa.bindparam("unique_key"),
+        headers=sa.bindparam("headers"),
+        due_at=due,
+        available_at=due,
+        deadline=deadline,
+        created_at=now(),
+    )
+
+
+def _parameters(job: NewJob) -> dict[str, Any]:
+    return {
+        "queue": job.queue,
+        "name": job.name,
+        "payload": job.payload,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+        "unique_key": job.key,
+        "headers": job.headers,
+        "due": job.due if isinstance(job.due, datetime) else microseconds(job.due),
+        "until": job.deadline if isinstance(job.deadline, datetime | None) else microseconds(job.deadline),
+    }
+
+
+def microseconds(seconds: float) -> int:
+    """
+    Seconds in the unit that the clock's arithmetic takes.
+    """
+    return round(seconds * MICROSECONDS)
+
+
+@lru_cache(maxsize=256)
+def _insert_bound(tables: Tables) -> sa.Insert:
+    return sa.insert(tables.jobs)
+
+
+def _moment(connection: sa.Connection) -> datetime:
+    moment = connection.execute(sa.select(now())).scalar_one()
+    assert moment is not None
+    return moment
+
+
+def _bound_row(job: NewJob, moment: datetime) -> dict[str, Any]:
+    due = _instant(job.due, moment)
+    return {
+        "queue": job.queue,
+        "name": job.name,
+        "payload": job.payload,
+        "priority": job.priority,
+        "fair_by": "",
+        "attempts": 0,
+        "max_attempts": job.max_attempts,
+        "unique_key": None,
+        "headers": job.headers,
+        "due_at": due,
+        "available_at": due,
+        "deadline": None if job.deadline is None else _instant(job.deadline, moment),
+        "created_at": moment,
+    }
+
+
+def _instant(when: datetime | float, moment: datetime) -> datetime:
+    return when if isinstance(when, datetime) else moment + timedelta(seconds=when)
+
+
+def _chunks(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    chunk: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        length = len(row["payload"]) + len(row["headers"] or "")
+        if chunk and (len(chunk) == MANY_ROWS or size + length > MANY_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += length
+    yield chunk

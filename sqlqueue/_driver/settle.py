@@ -1,0 +1,381 @@
+"""
+Ending and extending deliveries, in groups, each row fenced by its own token.
+
+Rows are locked first, in id order, passing over those that somebody else has locked; then exactly the locked ones are
+changed. So a group never waits for a stranger, and groups never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from .._dialects import after, by_primary_key, delete_by_primary_key, now, server_of
+from .._failure import Failure
+from .._tables import Tables
+from .push import microseconds
+
+__all__ = [
+    "Complete",
+    "Move",
+    "Release",
+    "Results",
+    "Settlement",
+    "free_keys",
+    "last_errors",
+    "lease_end",
+    "lease_ended",
+    "lost_leases",
+    "move_to_failed",
+    "renew",
+    "settle",
+]
+
+GROUP = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """
+    Delete the row: done, or discarded.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """
+    Back on the queue.
+    """
+
+    delay: float
+    error: str | None
+    """What the attempt died of. None gives the attempt back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """
+    To the failed table.
+    """
+
+    failure: Failure
+    worker: str | None
+    attempts: int | None = None
+    """What to record instead of the row's own count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """
+    How one delivery ends.
+    """
+
+    id: int
+    token: str
+    keyed: bool
+    """The job holds a unique key."""
+    outcome: Complete | Release | Move
+
+
+@dataclass(slots=True)
+class Results:
+    """
+    What became of a group, by job id.
+    """
+
+    settled: set[int] = field(default_factory=set)
+    stale: set[int] = field(default_factory=set)
+    blocked: set[int] = field(default_factory=set)
+    """Somebody else's open transaction holds the row or its key: try again."""
+
+
+def settle(connection: sa.Connection, tables: Tables, group: Sequence[Settlement], *, repeated: bool = False) -> Results:
+    """
+    Settle at most `GROUP` deliveries.
+
+    Args:
+        repeated: an earlier try may have been applied although its answer was lost. What it would have left behind
+            counts as settled.
+    """
+    results = Results()
+    by_id = {settlement.id: settlement for settlement in group}
+    locked = _lock(connection, tables, list(by_id))
+    ours = [by_id[row.id] for row in locked if row.held and row.reserved_token == by_id[row.id].token]
+    blocked = _blocked_by_keys(connection, tables, ours)
+    results.blocked |= blocked
+    ours = [settlement for settlement in ours if settlement.id not in blocked]
+    _apply(connection, tables, ours)
+    results.settled |= {settlement.id for settlement in ours}
+    _sort_out_others(connection, tables, by_id, results, repeated)
+    return results
+
+
+def renew(connection: sa.Connection, tables: Tables, leases: Iterable[tuple[int, str]], seconds: float) -> set[int]:
+    """
+    Extend leases that are running and ours; the ids that were. Never shortens one, never revives one that has ended.
+    """
+    tokens = dict(leases)
+    grace = server_of(connection.dialect).lease_grace
+    ids = [row.id for row in _lock(connection, tables, list(tokens)) if row.held and row.running and row.reserved_token == tokens[row.id]]
+    if ids:
+        lengths = {"lease": microseconds(seconds), "reach": microseconds(seconds * (1 + grace))}
+        connection.execute(_renew(tables), lengths | {"ids": ids})
+    return set(ids)
+
+
+def lost_leases(connection: sa.Connection, tables: Tables, leases: Iterable[tuple[int, str]]) -> set[int]:
+    """
+    Those that are certainly not ours any more: gone, or under another token. A locked row may still be ours.
+    """
+    tokens = dict(leases)
+    rows = connection.execute(_look(tables), {"ids": list(tokens)}).all()
+    return set(tokens) - {row.id for row in rows if row.held and row.reserved_token == tokens[row.id]}
+
+
+def lease_end(connection: sa.Connection, tables: Tables, id: int, token: str) -> datetime | None:
+    """
+    When a lease ends, or None when it is not this token's.
+    """
+    jobs = tables.jobs.c
+    query = sa.select(jobs.reserved_until).where(jobs.id == id, jobs.reserved_token == token)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def lease_ended(connection: sa.Connection, tables: Tables, id: int) -> bool:
+    """
+    Whether the job may be claimed by anybody.
+    """
+    row = connection.execute(_look(tables), {"ids": [id]}).one_or_none()
+    return row is None or not row.running
+
+
+def last_errors(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> dict[int, str | None]:
+    """
+    What the jobs' last failed attempts said, by id.
+    """
+    jobs = tables.jobs.c
+    query = by_primary_key(sa.select(jobs.id, jobs.last_error).where(jobs.id.in_(ids)), tables.jobs)
+    return dict(connection.execute(query).tuples().all())
+
+
+def move_to_failed(connection: sa.Connection, tables: Tables, moves: Sequence[Settlement]) -> set[int]:
+    """
+    Move rows that this transaction has locked or just taken; the ids of those whose key was not locked by somebody else.
+    """
+    blocked = _blocked_by_keys(connection, tables, moves)
+    moving = [move for move in moves if move.id not in blocked]
+    _apply(connection, tables, moving)
+    return {move.id for move in moving}
+
+
+def free_keys(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> set[int]:
+    """
+    Free the unique keys of these jobs; the ids whose key somebody else has locked, so that they have to stay.
+    """
+    return _blocked_by_keys(connection, tables, [Settlement(id, "", True, Complete()) for id in ids])
+
+
+def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> None:
+    leaving: list[int] = []
+    for settlement in ours:
+        match settlement.outcome:
+            case Complete():
+                leaving.append(settlement.id)
+            case Release() as release:
+                connection.execute(_release(tables), _release_values(settlement.id, release))
+            case Move() as move:
+                connection.execute(_copy_to_failed(tables), _failed_values(settlement.id, move))
+                leaving.append(settlement.id)
+    if leaving:
+        connection.execute(_delete(tables.jobs, connection.dialect), {"ids": sorted(leaving)})
+
+
+def _lock(connection: sa.Connection, tables: Tables, ids: list[int]) -> Sequence[sa.Row[Any]]:
+    return connection.execute(_locking_look(tables, connection.dialect), {"ids": ids}).all() if ids else []
+
+
+def _blocked_by_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> set[int]:
+    """
+    Free the keys of the jobs that leave the table; those whose key row is locked by a duplicate push stay for now.
+    """
+    keyed = [settlement.id for settlement in ours if settlement.keyed and not isinstance(settlement.outcome, Release)]
+    if not keyed:
+        return set()
+    names: dict[int, str] = dict(connection.execute(_key_names(tables), {"ids": keyed}).tuples().all())
+    if not names:
+        return set()
+    held = connection.execute(_locking_keys(tables, connection.dialect), {"names": sorted(names.values())}).all()
+    free = {row.key for row in held}
+    missing = sorted(set(names.values()) - free)
+    # Not returned: gone, or locked by somebody. A read without locks tells one from the other.
+    locked = set(connection.execute(_keys_present(tables), {"names": missing}).scalars()) if missing else set()
+    ending = sorted(row.key for row in held if not row.kept and names.get(row.job_id) == row.key)
+    if ending:
+        connection.execute(_delete(tables.keys, connection.dialect), {"ids": ending})
+    return {id for id, name in names.items() if name in locked}
+
+
+def _sort_out_others(connection: sa.Connection, tables: Tables, by_id: dict[int, Settlement], results: Results, repeated: bool) -> None:
+    """
+    Those that could not be locked as ours: locked by somebody, stale, or settled by a try whose answer was lost.
+    """
+    rest = set(by_id) - results.settled - results.blocked
+    if not rest:
+        return
+    rows = {row.id: row for row in connection.execute(_look(tables), {"ids": sorted(rest)})}
+    failed = _failed_tokens(connection, tables, rest) if repeated else {}
+    for id in rest:
+        settlement, row = by_id[id], rows.get(id)
+        mine = row is not None and row.reserved_token == settlement.token
+        gone = row is None and id not in failed
+        if mine and row is not None and row.held:
+            results.blocked.add(id)
+        elif repeated and _was_applied(settlement, mine, gone, failed.get(id)):
+            results.settled.add(id)
+        else:
+            results.stale.add(id)
+
+
+def _was_applied(settlement: Settlement, mine: bool, gone: bool, failed_token: str | None) -> bool:
+    match settlement.outcome:
+        case Complete():
+            return gone
+        case Release():
+            return mine
+        case Move():
+            return failed_token == settlement.token
+
+
+def _failed_tokens(connection: sa.Connection, tables: Tables, ids: Iterable[int]) -> dict[int, str | None]:
+    failed = tables.failed.c
+    rows = connection.execute(sa.select(failed.id, failed.token).where(failed.id.in_(sorted(ids))))
+    return {row.id: row.token for row in rows}
+
+
+def _ids() -> sa.BindParameter[Any]:
+    return sa.bindparam("ids", expanding=True)
+
+
+@lru_cache(maxsize=256)
+def _look(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    query = sa.select(
+        jobs.id,
+        jobs.reserved_token,
+        jobs.reserved_until.is_not(None).label("held"),
+        (jobs.available_at > now()).label("running"),
+    ).where(jobs.id.in_(_ids()))
+    return by_primary_key(query, tables.jobs)
+
+
+@lru_cache(maxsize=256)
+def _locking_look(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    query = _look(tables).order_by(tables.jobs.c.id)
+    return _locking(query, dialect)
+
+
+def _locking(query: sa.Select[Any], dialect: sa.Dialect) -> sa.Select[Any]:
+    server = server_of(dialect)
+    return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
+
+
+@lru_cache(maxsize=256)
+def _renew(tables: Tables) -> sa.Update:
+    jobs = tables.jobs.c
+    longer = after(sa.bindparam("lease"))
+    return (
+        sa.update(tables.jobs)
+        .where(jobs.id.in_(_ids()), jobs.reserved_until < longer)
+        .values(reserved_until=longer, available_at=after(sa.bindparam("reach")))
+    )
+
+
+@lru_cache(maxsize=256)
+def _release(tables: Tables) -> sa.Update:
+    """
+    The token stays: it proves, should the answer be lost, that it was this delivery that let go.
+    """
+    jobs = tables.jobs.c
+    return (
+        sa.update(tables.jobs)
+        .where(jobs.id == sa.bindparam("released"))
+        .values(
+            reserved_until=None,
+            reserved_by=None,
+            available_at=after(sa.bindparam("delay")),
+            attempts=sa.case((jobs.attempts >= sa.bindparam("back"), jobs.attempts - sa.bindparam("back")), else_=jobs.attempts),
+            last_error=sa.func.coalesce(sa.bindparam("error", type_=sa.Text()), jobs.last_error),
+        )
+    )
+
+
+def _release_values(id: int, release: Release) -> dict[str, Any]:
+    back = 1 if release.error is None else 0
+    return {"released": id, "delay": microseconds(release.delay), "back": back, "error": release.error}
+
+
+@lru_cache(maxsize=256)
+def _copy_to_failed(tables: Tables) -> sa.Insert:
+    """
+    The server copies the row, so a damaged payload arrives byte for byte.
+    """
+    jobs, failed = tables.jobs.c, tables.failed.c
+    kept = [column.name for column in failed if column.name in jobs and column.name != "attempts"]
+    added: dict[str, sa.ColumnElement[Any]] = {
+        "attempts": sa.func.coalesce(sa.bindparam("attempts", type_=sa.Integer()), jobs.attempts),
+        "reason": sa.bindparam("reason", type_=sa.String()),
+        "error_class": sa.bindparam("error_class", type_=sa.String()),
+        "error_message": sa.bindparam("message", type_=sa.Text()),
+        "traceback": sa.bindparam("trace", type_=sa.Text()),
+        "token": jobs.reserved_token,
+        "worker": sa.bindparam("worker", type_=sa.String()),
+        "failed_at": now(),
+    }
+    source = sa.select(*(jobs[name] for name in kept), *(value.label(name) for name, value in added.items()))
+    return sa.insert(tables.failed).from_select([*kept, *added], source.where(jobs.id == sa.bindparam("moved")))
+
+
+def _failed_values(id: int, move: Move) -> dict[str, Any]:
+    failure = move.failure
+    return {
+        "moved": id,
+        "attempts": move.attempts,
+        "reason": failure.reason.value,
+        "error_class": failure.error_class,
+        "message": failure.message,
+        "trace": failure.traceback,
+        "worker": move.worker,
+    }
+
+
+@lru_cache(maxsize=256)
+def _delete(table: sa.Table, dialect: sa.Dialect) -> sa.Executable:
+    return delete_by_primary_key(dialect, table)
+
+
+@lru_cache(maxsize=256)
+def _key_names(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    return sa.select(jobs.id, jobs.unique_key).where(jobs.id.in_(_ids()), jobs.unique_key.is_not(None))
+
+
+def _names() -> sa.BindParameter[Any]:
+    return sa.bindparam("names", expanding=True)
+
+
+@lru_cache(maxsize=256)
+def _locking_keys(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    keys = tables.keys.c
+    kept = sa.and_(keys.expires_at.is_not(None), keys.expires_at > now()).label("kept")
+    query = sa.select(keys.key, keys.job_id, kept).where(keys.key.in_(_names())).order_by(keys.key)
+    return _locking(by_primary_key(query, tables.keys), dialect)
+
+
+@lru_cache(maxsize=256)
+def _keys_present(tables: Tables) -> sa.Select[Any]:
+    return sa.select(tables.keys.c.key).where(tables.keys.c.key.in_(_names()))

@@ -1,0 +1,261 @@
+"""
+Options of jobs: their names, their checks, and which one wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from ._backoff import Backoff, Exponential, seconds
+from .errors import OptionError
+
+__all__ = [
+    "DEFAULT_BACKOFF",
+    "CodeOptions",
+    "JobOptionValues",
+    "Key",
+    "RowOptionValues",
+    "RowOptions",
+    "check_job_name",
+    "check_queue_name",
+    "split_options",
+    "stored_key",
+]
+
+JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,190}")
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+PRIORITIES = range(-100, 101)
+MOST_ATTEMPTS = 1_000_000
+HEADERS_LENGTH = 16 * 1024
+PLAIN_KEY = re.compile(r"[!-~]{1,190}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """
+    A unique key that all jobs share: `unique=Key("stock:42")`. A plain string is unique per job name.
+    """
+
+    text: str
+
+
+class RowOptionValues(TypedDict, total=False):
+    """
+    Options stored with the row when it is pushed.
+    """
+
+    queue: str
+    priority: int
+    delay: float | timedelta
+    available_at: datetime
+    unique: str | Key | bool
+    max_attempts: int
+    deadline: datetime | float | timedelta
+    headers: Mapping[str, str]
+
+
+class CodeOptionValues(TypedDict, total=False):
+    """
+    Options of the code that runs the job: today's code decides, not the row.
+    """
+
+    backoff: Backoff
+
+
+class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
+    """
+    What the decorator and `Queue.route` take.
+    """
+
+
+# Promised names whose behaviour does not exist yet: refused, because ignoring one would be a lie about what happens.
+LATER_OPTIONS = frozenset(
+    (
+        *("unique_for", "unique_until", "on_conflict", "ordered_by", "fair_by"),
+        *("timeout", "fail_on_timeout", "middleware", "aliases", "on_worker_lost", "limit", "limit_key"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """
+    Checked row options; None means "not given here".
+    """
+
+    queue: str | None = None
+    priority: int | None = None
+    delay: float | None = None
+    available_at: datetime | None = None
+    unique: str | Key | bool | None = None
+    max_attempts: int | None = None
+    deadline: datetime | float | None = None
+    headers: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> RowOptions:
+        """
+        Check every option.
+
+        Raises:
+            OptionError: an option is unknown, not valid, or contradicts another.
+        """
+        for name in options:
+            if name in _ROW_CHECKS:
+                continue
+            if name in LATER_OPTIONS:
+                raise OptionError(f"{name}: this option is not available in this version")
+            if name in CodeOptions.__dataclass_fields__:
+                raise OptionError(f"{name}: belongs to the job's code; set it in @queue.job(…) or queue.route(…)")
+            raise OptionError(f"{name}: there is no such option; row options are {', '.join(_ROW_CHECKS)}")
+        if options.get("delay") is not None and options.get("available_at") is not None:
+            raise OptionError("delay, available_at: give one of the two")
+        return cls(**{name: _ROW_CHECKS[name](value) for name, value in options.items() if value is not None})
+
+    def over(self, below: RowOptions) -> RowOptions:
+        """
+        These options, and `below` where these say nothing.
+        """
+        if below is NO_ROW_OPTIONS:
+            return self
+        if self.delay is not None or self.available_at is not None:  # the two speak of the same thing
+            below = replace(below, delay=None, available_at=None)
+        given = {name: value for name in _ROW_CHECKS if (value := getattr(self, name)) is not None}
+        return replace(below, **given) if given else below
+
+
+@dataclass(frozen=True, slots=True)
+class CodeOptions:
+    """
+    Checked code options; None means "not given here".
+    """
+
+    backoff: Backoff | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> CodeOptions:
+        backoff = options.get("backoff")
+        if backoff is not None and not callable(backoff):
+            raise OptionError("backoff: give Fixed(…), Exponential(…), Steps(…) or a function of the attempt that returns seconds")
+        return cls(backoff=backoff)
+
+    def over(self, below: CodeOptions) -> CodeOptions:
+        return self if self.backoff is not None else below
+
+
+DEFAULT_BACKOFF: Backoff = Exponential()
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[RowOptions, CodeOptions]:
+    """
+    Row and code options of a decorator or a route.
+    """
+    code = {name: value for name, value in options.items() if name in CodeOptions.__dataclass_fields__}
+    row = {name: value for name, value in options.items() if name not in code}
+    return RowOptions.of(row), CodeOptions.of(code)
+
+
+def check_job_name(name: object) -> str:
+    """
+    Raises:
+        OptionError: not a job name.
+    """
+    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
+        raise OptionError(f"name: a job name is 1 to 190 of the characters A-Z a-z 0-9 _ . : -, not {_shown(name)}")
+    return name
+
+
+def check_queue_name(name: object) -> str:
+    """
+    Raises:
+        OptionError: not a queue name.
+    """
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise OptionError(f"queue: a queue name is 1 to 80 of the characters A-Z a-z 0-9 _ -, not {_shown(name)}")
+    return name
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) and len(value) <= 200 else f"a {type(value).__name__}"
+
+
+def _check_int(name: str, least: int, most: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise OptionError(f"{name}: a whole number from {least} to {most}, not {value if type(value) is int else type(value).__name__}")
+        return value
+
+    return check
+
+
+def _check_instant(name: str) -> Callable[[object], datetime]:
+    def check(value: object) -> datetime:
+        if not isinstance(value, datetime):
+            raise OptionError(f"{name}: an aware datetime, not a {type(value).__name__}")
+        if value.utcoffset() is None:
+            raise OptionError(f"{name}: a naive datetime could mean any instant; give it a time zone, for instance datetime.now(UTC)")
+        return value
+
+    return check
+
+
+def _check_deadline(value: object) -> datetime | float:
+    return _check_instant("deadline")(value) if isinstance(value, datetime) else seconds(value, "deadline")
+
+
+def _check_unique(value: object) -> str | Key | bool:
+    text = value.text if isinstance(value, Key) else value
+    if isinstance(text, bool) and not isinstance(value, Key):
+        return text
+    if not isinstance(text, str) or not text:
+        raise OptionError(f"unique: a key that is not empty, Key(…) or True, not {'an empty text' if text == '' else type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise OptionError("unique: the key holds a lone surrogate, which is no text") from None
+    return value  # type: ignore[return-value]
+
+
+def _check_headers(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or not all(type(k) is str and type(v) is str for k, v in value.items()):
+        raise OptionError("headers: a mapping of text to text")
+    try:
+        size = sum(len(k.encode()) + len(v.encode()) for k, v in value.items())
+    except UnicodeEncodeError:
+        raise OptionError("headers: a lone surrogate is no text") from None
+    if size > HEADERS_LENGTH:
+        raise OptionError(f"headers: {size} bytes; at most {HEADERS_LENGTH}")
+    return dict(value)
+
+
+_ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "queue": check_queue_name,
+    "priority": _check_int("priority", PRIORITIES.start, PRIORITIES.stop - 1),
+    "delay": lambda value: seconds(value, "delay"),
+    "available_at": _check_instant("available_at"),
+    "unique": _check_unique,
+    "max_attempts": _check_int("max_attempts", 1, MOST_ATTEMPTS),
+    "deadline": _check_deadline,
+    "headers": _check_headers,
+}
+NO_ROW_OPTIONS = RowOptions()
+
+
+def stored_key(unique: str | Key | bool | None, name: str, payload: str) -> str | None:
+    """
+    The text under which a unique key is stored: readable when it is short and printable, a digest otherwise.
+    """
+    if unique is None or unique is False:
+        return None
+    if unique is True:
+        unique = "arguments:" + hashlib.sha256(payload.encode()).hexdigest()
+    owner, key = ("", unique.text) if isinstance(unique, Key) else (name, unique)
+    whole = f"unique:{owner}/{key}"
+    if PLAIN_KEY.fullmatch(whole) and not key.startswith("sha256:"):
+        return whole
+    return "unique:/sha256:" + hashlib.sha256(whole.encode()).hexdigest()

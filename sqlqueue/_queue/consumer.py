@@ -1,0 +1,367 @@
+"""
+The consumer's operations: short transactions on the queue's own connections.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Engine
+from sqlalchemy.exc import DBAPIError
+
+from .._arguments import from_json
+from .._dialects import Trouble, consumer_engine, consumer_options, trouble_of
+from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, company_of, put_back
+from .._driver.lanes import Lane, find_lanes
+from .._driver.settle import GROUP, Move, Results, Settlement, last_errors, lost_leases, move_to_failed, renew, settle
+from .._failure import Failure, Reason
+from .._job import Delivery
+from .._tables import Tables
+from ..errors import ArgumentError
+
+__all__ = ["Consumer", "host_name"]
+
+T = TypeVar("T")
+
+TRIES = 5
+PAUSE = 0.02
+LANES_REMEMBERED = 1.0
+DOOMED_ROUNDS = 20
+CLEARING_TIME = 1.0
+BLOCKED_PAUSE = 1.0
+
+
+class Consumer:
+    """
+    Transactions on an engine of the queue's own, repeated when the database says that another one was in the way.
+    """
+
+    def __init__(self, source: URL | Engine, tables: Tables) -> None:
+        self._source = source
+        self._tables = tables
+        self._guard = threading.Lock()
+        self._engine: Engine | None = None
+        self._process = os.getpid()
+        self._lanes: dict[tuple[str, ...], tuple[float, list[Lane]]] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """
+        The queue's own engine in this process.
+        """
+        with self._guard:
+            if self._engine is not None and self._process != os.getpid():
+                self._engine.dispose(close=False)  # the connections belong to the parent of this fork
+                self._engine = None
+            if self._engine is None:
+                self._engine = consumer_engine(self._source)
+                self._process = os.getpid()
+            return self._engine
+
+    def close(self) -> None:
+        """
+        Give up the connections. The next operation opens new ones.
+        """
+        with self._guard:
+            if self._engine is not None:
+                self._engine.dispose()
+
+    def read(self, operation: Callable[[sa.Connection], T]) -> T:
+        """
+        Run a reading transaction.
+        """
+        return self._run(lambda connection, repeated: operation(connection), read_only=True)
+
+    def write(self, operation: Callable[[sa.Connection], T], *, lock_wait: float | None = None) -> T:
+        """
+        Run a writing transaction, again after a conflict; a lost connection is the caller's to judge.
+        """
+        return self._run(lambda connection, repeated: operation(connection), lock_wait=lock_wait)
+
+    def claim(self, queues: Sequence[str], limit: int, lease: float, worker: str, company: Company = Company.NONE) -> list[Delivery]:
+        """
+        Take up to `limit` jobs for `lease` seconds, in order of precedence; an empty list when none may be taken now.
+        """
+        asked = _Claim(limit, lease, worker, company)
+        try:
+            self._claim_from(self._remembered_lanes(queues), asked)
+            if asked.wanted:
+                # Fewer than asked for: there may be lanes that came up since they were last looked at.
+                self._claim_from(self._look_for_lanes(queues), asked)
+        except Exception:
+            # What was taken before is ours, and nobody else would run it. The trouble will show at the next claim.
+            if not asked.taken:
+                raise
+        rank = {name: place for place, name in enumerate(queues)}
+        asked.taken.sort(key=lambda one: (rank[one.delivery.queue], -one.priority, one.due, one.delivery.id))
+        return [one.delivery for one in asked.taken]
+
+    def due_in(self, queues: Sequence[str]) -> float | None:
+        """
+        Seconds until the next job of these queues may be claimed, not above 0 when one is pending; None when there is none.
+
+        A plain read: a lock on a row does not hide it.
+        """
+        return min((lane.due_in for lane in self._look_for_lanes(queues)), default=None)
+
+    def soonest(self, queues: Sequence[str]) -> float | None:
+        """
+        Seconds until the next job may be claimed as far as the last look knows, without asking the database.
+        """
+        looked, lanes = self._lanes.get(tuple(queues), (0.0, []))
+        age = time.monotonic() - looked
+        return min((lane.due_in - age for lane in lanes if lane.due_in > 0), default=None)
+
+    def settle(self, group: Sequence[Settlement], *, lock_wait: float | None = None, repeated: bool = False) -> Results:
+        """
+        Settle deliveries, each on its own merits; at most one of a job.
+
+        Args:
+            repeated: an earlier call ended with a lost connection, and may have been applied.
+        """
+        results = Results()
+        for start in range(0, len(group), GROUP):
+            part = group[start : start + GROUP]
+            found = self._run(
+                lambda connection, repeated, part=part: settle(connection, self._tables, part, repeated=repeated),  # type: ignore[misc]
+                lock_wait=lock_wait,
+                repeat_lost=True,
+                repeated=repeated,
+            )
+            results.settled |= found.settled
+            results.stale |= found.stale
+            results.blocked |= found.blocked
+        return results
+
+    def renew(self, leases: Sequence[tuple[int, str]], seconds: float) -> tuple[set[int], set[int]]:
+        """
+        Extend leases; the ids that were extended, and those that are lost for certain.
+        """
+        renewed: set[int] = set()
+        lost: set[int] = set()
+        for start in range(0, len(leases), GROUP):
+            part = leases[start : start + GROUP]
+            renewed |= self.write(lambda connection, part=part: renew(connection, self._tables, part, seconds))  # type: ignore[misc]
+            rest = [lease for lease in part if lease[0] not in renewed]
+            if rest:
+                lost |= self.read(lambda connection, rest=rest: lost_leases(connection, self._tables, rest))  # type: ignore[misc]
+        return renewed, lost
+
+    def _run(
+        self,
+        operation: Callable[[sa.Connection, bool], T],
+        *,
+        lock_wait: float | None = None,
+        read_only: bool = False,
+        repeat_lost: bool = False,
+        repeated: bool = False,
+    ) -> T:
+        for left in reversed(range(TRIES)):
+            try:
+                with self.engine.connect() as connection:
+                    consumer_options(connection, lock_wait=lock_wait, read_only=read_only)
+                    with connection.begin():  # a conflict may first show at COMMIT
+                        return operation(connection, repeated)
+            except DBAPIError as error:
+                trouble = trouble_of(error)
+                again = trouble is Trouble.CONFLICT or (trouble is Trouble.LOST and (repeat_lost or read_only))
+                if not again or not left:
+                    raise
+                repeated = repeated or trouble is Trouble.LOST
+                time.sleep(PAUSE * (TRIES - left) * (0.5 + random.random()))
+        raise AssertionError("unreachable")
+
+    def _remembered_lanes(self, queues: Sequence[str]) -> list[Lane]:
+        looked, lanes = self._lanes.get(tuple(queues), (0.0, []))
+        age = time.monotonic() - looked
+        return [lane for lane in lanes if lane.due_in <= age] if age < LANES_REMEMBERED else []
+
+    def _look_for_lanes(self, queues: Sequence[str]) -> list[Lane]:
+        lanes = self.read(lambda connection: find_lanes(connection, self._tables, queues))
+        self._lanes[tuple(queues)] = (time.monotonic(), lanes)
+        return lanes
+
+    def _claim_from(self, lanes: Sequence[Lane], asked: _Claim) -> None:
+        """
+        Take what may be taken. Many jobs that must not run are moved away for a while, a transaction a part.
+        """
+        left = [lane for lane in lanes if lane.due_in <= LANES_REMEMBERED]
+        until = time.monotonic() + CLEARING_TIME
+        while left:
+            found, left = self.write(
+                lambda connection, left=left: self._claim_lanes(connection, left, asked),  # type: ignore[misc]
+                lock_wait=asked.lease / 6,
+            )
+            asked.taken.extend(found)
+            if asked.taken or time.monotonic() > until:
+                return
+
+    def _claim_lanes(self, connection: sa.Connection, lanes: Sequence[Lane], asked: _Claim) -> tuple[list[_Taken], list[Lane]]:
+        """
+        What was taken, and the lanes whose jobs that must not run were more than one transaction should move.
+        """
+        lease, company = asked.terms(), asked.company_now
+        taken: list[_Taken] = []
+        unfinished: list[Lane] = []
+        for lane in lanes:
+            wanted = asked.wanted - len(taken)
+            found, company, finished = self._claim_lane(connection, lane, wanted, lease, company)
+            taken += found
+            if not finished:
+                unfinished.append(lane)
+        return taken, unfinished
+
+    def _claim_lane(
+        self, connection: sa.Connection, lane: Lane, limit: int, lease: Lease, company: Company
+    ) -> tuple[list[_Taken], Company, bool]:
+        taken: list[_Taken] = []
+        moved = rounds = 0
+        while wanted := min(limit - len(taken), GROUP):
+            if rounds == DOOMED_ROUNDS or moved > GROUP:
+                return taken, company, False
+            rows = claim_lane(connection, self._tables, lane, wanted, lease, company=company)
+            found, doomed = _sort(rows, lease)
+            if doomed:
+                self._move(connection, doomed, lease)
+            taken += (_Taken(delivery, lane.priority, row.available_at) for row, delivery in found)
+            company_before, company = company, company_of(((row.comes_back, row.last_attempt) for row in rows), company)
+            # Rows that were passed over for the company's sake, or moved away, may hide others behind them.
+            if not rows or (len(rows) < wanted and company is company_before and not doomed):
+                break
+            moved, rounds = moved + len(doomed), rounds + 1
+        return taken, company, True
+
+    def _move(self, connection: sa.Connection, doomed: Sequence[tuple[ClaimedRow, Failure]], lease: Lease) -> None:
+        errors = last_errors(connection, self._tables, [row.id for row, _ in doomed])
+        moves = [_move_of(row, _with_last_error(failure, errors.get(row.id)), lease) for row, failure in doomed]
+        moved = move_to_failed(connection, self._tables, moves)
+        # A duplicate push holds the key of the others. Under our lease they would look like jobs that we died of.
+        put_back(connection, self._tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """
+    A delivery, and what decides its place among others.
+    """
+
+    delivery: Delivery
+    priority: int
+    due: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """
+    A claim under way: what was asked for, and what it has got.
+    """
+
+    limit: int
+    lease: float
+    worker: str
+    company: Company
+    taken: list[_Taken] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> int:
+        return self.limit - len(self.taken)
+
+    @property
+    def company_now(self) -> Company:
+        return company_of(((one.delivery.reclaimed_from is not None, one.delivery.last_attempt) for one in self.taken), self.company)
+
+    def terms(self) -> Lease:
+        return Lease(token=secrets.token_hex(16), worker=self.worker, seconds=self.lease)
+
+
+def _sort(rows: Iterable[ClaimedRow], lease: Lease) -> tuple[list[tuple[ClaimedRow, Delivery]], list[tuple[ClaimedRow, Failure]]]:
+    """
+    What is to be run, and what is to be moved to the failed table.
+    """
+    found: list[tuple[ClaimedRow, Delivery]] = []
+    doomed: list[tuple[ClaimedRow, Failure]] = []
+    for row in rows:
+        failure = _doomed(row)
+        if failure is None:
+            try:
+                found.append((row, _delivery(row, lease)))
+                continue
+            except ArgumentError as error:
+                failure = Failure(Reason.DAMAGED, None, f"the row is damaged: {error}")
+        doomed.append((row, failure))
+    return found, doomed
+
+
+def _doomed(row: ClaimedRow) -> Failure | None:
+    match row.doom:
+        case "damaged":
+            text = f"the row is damaged: attempts is {row.attempts} and max_attempts is {row.max_attempts}"
+            return Failure(Reason.DAMAGED, None, text)
+        case "deadline":
+            return Failure(Reason.DEADLINE_EXCEEDED, None, f"the deadline passed before attempt {row.attempts + 1} could start")
+        case "exhausted" if row.reclaimed:
+            text = f"worker {row.reserved_by} died or lost its lease during attempt {row.attempts} of {row.max_attempts}"
+            return Failure(Reason.WORKER_LOST, None, text)
+        case "exhausted":
+            return Failure(Reason.MAX_ATTEMPTS_EXCEEDED, None, f"all {row.max_attempts} attempts are used")
+    return None
+
+
+def _with_last_error(failure: Failure, error: str | None) -> Failure:
+    """
+    Add what the last attempt that could still speak said.
+    """
+    return replace(failure, message=f"{failure.message}; the last error was: {error}") if error else failure
+
+
+def _move_of(row: ClaimedRow, failure: Failure, lease: Lease) -> Settlement:
+    worker = row.reserved_by if failure.reason is Reason.WORKER_LOST else lease.worker
+    return Settlement(row.id, lease.token, row.unique_key is not None, Move(failure, worker, attempts=row.attempts))
+
+
+def _delivery(row: ClaimedRow, lease: Lease) -> Delivery:
+    return Delivery(
+        id=row.id,
+        name=row.name,
+        queue=row.queue,
+        payload=from_json(row.payload),
+        attempt=row.attempts + 1,
+        max_attempts=row.max_attempts,
+        token=lease.token,
+        lease_until=row.lease_until,
+        headers=_headers(row.headers),
+        deadline=row.deadline,
+        unique=row.unique_key is not None,
+        reclaimed_from=(row.reserved_by or "an unknown worker") if row.reclaimed else None,
+    )
+
+
+def _headers(text: Any) -> dict[str, str]:
+    if text is None:
+        return {}
+    try:
+        headers = from_json(text)
+    except ArgumentError:
+        headers = {"": None}
+    if not all(isinstance(value, str) for value in headers.values()):
+        raise ArgumentError("headers are not a mapping of text to text")
+    return {name: str(value) for name, value in headers.items()}
+
+
+def host_name() -> str:
+    """
+    Host and process, for people who look at rows: who holds a job. Ownership rests on tokens, never on this name.
+    """
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:120]
+    return f"{host}:{os.getpid()}"

@@ -1,0 +1,202 @@
+"""
+Registering jobs and pushing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from sqlalchemy.orm import Session
+
+from .._arguments import check_json, to_json
+from .._backoff import Backoff, delay_after
+from .._driver import push as driver
+from .._driver.push import NewJob
+from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
+from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options
+from .._tables import Tables
+from ..errors import ArgumentError, OptionError
+from .database import Configured
+from .registry import Registry
+from .sessions import AnySession, check_async, producer_connection
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .sessions import AnyAsyncSession
+
+__all__ = ["DEFAULT_QUEUE", "Producer"]
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+DEFAULT_QUEUE = "default"
+DEFAULT_PRIORITY = 0
+DEFAULT_ATTEMPTS = 5
+
+
+class Producer(Configured):
+    """
+    The producer's side of a queue.
+    """
+
+    def __init__(self, tables: Tables, session_factory: Callable[[], Session] | None, imports: Iterable[str], max_payload: int) -> None:
+        if isinstance(imports, str):
+            raise OptionError("imports: a list of module names, not one text")
+        if type(max_payload) is not int or max_payload < 1:
+            raise OptionError("max_payload: a whole number of bytes of at least 1")
+        super().__init__(tables, session_factory)
+        self.registry = Registry(imports)
+        self._max_payload = max_payload
+
+    @overload
+    def job(self, function: Callable[Concatenate[JobContext, P], R_co], /) -> Job[P, R_co]: ...
+    @overload
+    def job(self, function: Callable[P, R_co], /) -> Job[P, R_co]: ...
+    @overload
+    def job(self, /, *, name: str | None = None, **options: Unpack[JobOptionValues]) -> JobDecorator: ...
+    def job(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+        """
+        Register a function as a job: `@queue.job`, or `@queue.job(…)` with options.
+
+        A first parameter annotated with JobContext receives the run's context; all others are the job's arguments.
+
+        Args:
+            name: what rows call the job; `module.qualname` if not given.
+            options: row options (see `Job.options`) and code options: `backoff`, a policy or a function from the number of
+                the attempt that failed to seconds.
+
+        Raises:
+            RegistrationError: the signature or an annotation cannot travel, or the name is taken.
+            OptionError: an option is not valid.
+        """
+        row, code = split_options(options)
+
+        def register(function: Callable[..., Any]) -> Job[..., Any]:
+            if isinstance(function, Job):
+                raise OptionError(f"{function.name} is a job already")
+            known_as = check_job_name(name) if name is not None else check_job_name(default_name(function))
+            job: Job[..., Any] = Job(self, function, known_as, row, code)
+            self.registry.add(job)
+            return job
+
+        return register if function is None else register(function)
+
+    def route(self, job: Job[..., Any] | str, **options: Unpack[JobOptionValues]) -> None:
+        """
+        Override options of a job, by name or object, without touching its code. A call site's own options still win.
+
+        Example:
+            `queue.route("reports.build", queue="heavy", max_attempts=2)`
+        """
+        row, code = split_options(options)
+        self.registry.route(job.name if isinstance(job, Job) else job, row, code)
+
+    def effective(self, name: str, options: RowOptions, decorated: RowOptions) -> RowOptions:
+        """
+        The options that a push with these would use.
+        """
+        return self.registry.row_options(name, options, decorated)
+
+    def push_bound(self, session: AnySession, bound: BoundJob, /) -> Pushed:
+        """
+        Write one bound job in the caller's transaction.
+        """
+        job = self._new_job(bound)
+        connection = producer_connection(session, self.tables.jobs, "push")
+        if job.key is None:
+            return Pushed(driver.insert_job(connection, self.tables, job), created=True)
+        pushed = driver.insert_keyed_job(connection, self.tables, job)
+        return Pushed(pushed.id, pushed.created)
+
+    async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed:
+        """
+        `push_bound` for an AsyncSession or AsyncConnection.
+        """
+        checked = check_async(session, "push")
+        pushed: Pushed = await checked.run_sync(lambda sync: self.push_bound(sync, bound))
+        return pushed
+
+    def push_many(self, session: AnySession, jobs: Iterable[BoundJob], /) -> int:
+        """
+        Write many bound jobs in the caller's transaction, in as few statements as their size allows.
+
+        Jobs with a unique key are written one by one, in the order of their keys, so that two such calls cannot lock each
+        other out. Everything is checked before anything is written.
+
+        Returns:
+            How many were written: all but those whose unique key another job holds.
+        """
+        rows = [self._new_job(bound) for bound in jobs]
+        connection = producer_connection(session, self.tables.jobs, "push_many")
+        keyed = sorted((row for row in rows if row.key is not None), key=lambda row: row.key or "")
+        written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
+        return written + driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
+
+    async def push_many_async(self, session: AnyAsyncSession, jobs: Iterable[BoundJob], /) -> int:
+        """
+        `push_many` for an AsyncSession or AsyncConnection.
+        """
+        checked = check_async(session, "push_many")
+        written: int = await checked.run_sync(lambda sync: self.push_many(sync, jobs))
+        return written
+
+    def push_named(self, session: AnySession, name: str, payload: Mapping[str, Any], /, **options: Unpack[RowOptionValues]) -> Pushed:
+        """
+        Push a job by name, for a producer that does not have its code. The payload is the arguments as JSON values.
+
+        Raises:
+            ArgumentError: JSON cannot carry the payload.
+            OptionError: the name or an option is not valid.
+
+        Example:
+            `queue.push_named(session, "invoices.send", {"invoice_id": 7}, queue="mail")`
+        """
+        return self.push_bound(session, self._bind_named(name, payload, options))
+
+    async def push_named_async(
+        self, session: AnyAsyncSession, name: str, payload: Mapping[str, Any], /, **options: Unpack[RowOptionValues]
+    ) -> Pushed:
+        """
+        `push_named` for an AsyncSession or AsyncConnection.
+        """
+        return await self.push_bound_async(session, self._bind_named(name, payload, options))
+
+    def _bind_named(self, name: str, payload: Mapping[str, Any], options: Mapping[str, Any]) -> BoundJob:
+        check_job_name(name)
+        if not isinstance(payload, Mapping):
+            raise ArgumentError(f"payload: a mapping of argument names to JSON values, not a {type(payload).__name__}")
+        arguments = dict(payload)
+        for parameter, value in arguments.items():
+            if type(parameter) is not str:
+                raise ArgumentError("payload: the names of arguments are text")
+            check_json(value, parameter)
+        return BoundJob(name, to_json(arguments), self.effective(name, RowOptions.of(options), RowOptions()), self)
+
+    def _new_job(self, bound: BoundJob) -> NewJob:
+        if not isinstance(bound, BoundJob):
+            raise TypeError(f"a bound job is made with job.bind(…), not a {type(bound).__name__}")
+        if len(bound.payload) > self._max_payload:
+            raise ArgumentError(
+                f"payload: the arguments of {bound.name} take {len(bound.payload)} bytes as JSON, more than max_payload={self._max_payload}"
+            )
+        options = bound.options
+        return NewJob(
+            queue=options.queue or DEFAULT_QUEUE,
+            name=bound.name,
+            payload=bound.payload,
+            priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
+            max_attempts=options.max_attempts or DEFAULT_ATTEMPTS,
+            due=options.available_at if options.available_at is not None else options.delay or 0.0,
+            deadline=options.deadline,
+            headers=to_json(dict(options.headers)) if options.headers else None,
+            key=bound.key,
+        )
+
+    def backoff(self, name: str, attempt: int) -> float:
+        """
+        Seconds until the next attempt of a job whose attempt number `attempt` failed, by today's policy.
+        """
+        policy: Backoff = self.registry.backoff(name)
+        return delay_after(policy, attempt)
