@@ -125,7 +125,7 @@ def observer(database: Database) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def queue(engine: Engine, observer: Engine, server: Server) -> Queue:
+def queue(engine: Engine, observer: Engine, server: Server) -> Iterator[Queue]:
     """A Queue without jobs on the engine; its tables are there, and empty."""
     from sqlqueue import Queue
 
@@ -133,10 +133,10 @@ def queue(engine: Engine, observer: Engine, server: Server) -> Queue:
     if server.url is None or not server.has_tables:
         queue.metadata.create_all(engine)
         server.has_tables = True
-        if server.url is None:
-            return queue
-    with observer.connect() as connection:
-        never_wait_long(connection)
-        for table in reversed(queue.metadata.sorted_tables):
-            connection.execute(table.delete())
-    return queue
+    if server.url is not None:
+        with observer.connect() as connection:
+            never_wait_long(connection)
+            for table in reversed(queue.metadata.sorted_tables):
+                connection.execute(table.delete())
+    yield queue
+    queue.consumer.close()
