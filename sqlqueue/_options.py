@@ -5,10 +5,11 @@ Options of jobs: their names, their checks, and which one wins.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from ._backoff import Backoff, Exponential, seconds
@@ -193,12 +194,18 @@ def _check_int(name: str, least: int, most: int) -> Callable[[object], int]:
     return check
 
 
+# What every database stores and every session, in whatever time zone, can read back as a datetime.
+EARLIEST, LATEST = datetime(1000, 1, 2, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+
+
 def _check_instant(name: str) -> Callable[[object], datetime]:
     def check(value: object) -> datetime:
         if not isinstance(value, datetime):
             raise OptionError(f"{name}: an aware datetime, not a {type(value).__name__}")
         if value.utcoffset() is None:
             raise OptionError(f"{name}: a naive datetime could mean any instant; give it a time zone, for instance datetime.now(UTC)")
+        if not EARLIEST <= value <= LATEST:
+            raise OptionError(f"{name}: an instant between the years {EARLIEST.year} and {LATEST.year}")
         return value
 
     return check
@@ -253,7 +260,8 @@ def stored_key(unique: str | Key | bool | None, name: str, payload: str) -> str 
     if unique is None or unique is False:
         return None
     if unique is True:
-        unique = "arguments:" + hashlib.sha256(payload.encode()).hexdigest()
+        # The same arguments in another order are the same arguments.
+        unique = "arguments:" + hashlib.sha256(json.dumps(json.loads(payload), sort_keys=True).encode()).hexdigest()
     owner, key = ("", unique.text) if isinstance(unique, Key) else (name, unique)
     whole = f"unique:{owner}/{key}"
     if PLAIN_KEY.fullmatch(whole) and not key.startswith("sha256:"):

@@ -60,6 +60,7 @@ def insert_job(connection: sa.Connection, tables: Tables, job: NewJob) -> int:
     statement = _insert(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None))
     with _silent_about_values():
         result = connection.execute(statement, _parameters(job))
+    assert result.inserted_primary_key is not None
     return int(result.inserted_primary_key[0])
 
 
@@ -172,6 +173,8 @@ def _look(tables: Tables) -> sa.Select[Any]:
         sa.select(keys.job_id, jobs.id.label("present"), _kept(tables))
         .select_from(joined)
         .where(keys.key == sa.bindparam("taken"))
+        .order_by(keys.job_id.desc())  # our own before the former holder's that an old snapshot still shows: see _own_key
+        .limit(1)
     )
 
 
@@ -193,7 +196,12 @@ def _take_over(tables: Tables) -> sa.Update:
 
 @lru_cache(maxsize=256)
 def _own_key(tables: Tables) -> sa.Update:
-    return sa.update(tables.keys).where(tables.keys.c.key == sa.bindparam("taken")).values(job_id=sa.bindparam("id"))
+    """
+    Of two rows with this key the one without a job is ours: an old snapshot on PostgreSQL also shows the former holder's,
+    and whoever touches a row that was deleted since gets a serialization error.
+    """
+    keys = tables.keys.c
+    return sa.update(tables.keys).where(keys.key == sa.bindparam("taken"), keys.job_id.is_(None)).values(job_id=sa.bindparam("id"))
 
 
 @lru_cache(maxsize=256)

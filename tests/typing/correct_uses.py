@@ -1,0 +1,100 @@
+"""
+Uses that mypy has to accept, strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import assert_type
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from sqlqueue import BoundJob, Exponential, Fixed, Job, JobContext, Key, Pushed, Queue, Steps
+
+queue = Queue(imports=["shop.jobs"])
+
+
+@queue.job
+def bare(number: int, copy: bool = False) -> str:
+    return str(number)
+
+
+@queue.job(name="named", queue="mail", priority=5, max_attempts=3, backoff=Exponential(base=2), delay=timedelta(minutes=1))
+def named(number: int, *, note: str | None = None) -> None: ...
+
+
+@queue.job
+def bare_with_context(context: JobContext, number: int) -> int:
+    return context.attempt + number
+
+
+@queue.job(unique=True, deadline=datetime(2031, 1, 1, tzinfo=UTC), headers={"a": "b"})
+def with_context(context: JobContext, number: int, names: Mapping[str, list[int]]) -> None: ...
+
+
+@queue.job(backoff=Fixed(5))
+def nothing() -> None: ...
+
+
+@queue.job(backoff=lambda attempt: attempt * 2.0)
+def only_context(context: JobContext) -> None: ...
+
+
+def push(session: Session, scoped: scoped_session[Session], connection: sa.Connection) -> None:
+    assert_type(bare.push(session, 1), Pushed)
+    bare.push(scoped, 1, copy=True)
+    bare.push(connection, number=1)
+    named.push(session, 1, note="x")
+    bare_with_context.push(session, 1)
+    bare_with_context.push(session, number=1)
+    with_context.push(session, 1, {"a": [1]})
+    with_context.push(session, 1, names={})
+    nothing.push(session)
+    only_context.push(session)
+    pushed = bare.push(session, 1)
+    assert_type(pushed.id, int)
+    assert_type(pushed.created, bool)
+
+
+async def push_async(session: AsyncSession, connection: AsyncConnection, scoped: async_scoped_session[AsyncSession]) -> None:
+    assert_type(await bare.push_async(session, 1), Pushed)
+    await bare.push_async(scoped, 1)
+    await bare_with_context.push_async(connection, number=1)
+    await with_context.options(priority=1).push_async(session, 1, names={})
+    await bare.bind(1).push_async(session)
+    assert_type(await queue.push_many_async(session, [bare.bind(1), nothing.bind()]), int)
+    await queue.push_named_async(session, "a", {"b": 1}, unique="one")
+
+
+def bind(session: Session) -> None:
+    assert_type(bare.bind(1, True), BoundJob)
+    with_context.bind(1, names={"a": []})
+    only_context.bind().push(session)
+    assert_type(queue.push_many(session, (bare.bind(number) for number in range(3))), int)
+
+
+def options(session: Session) -> None:
+    assert_type(bare.options(delay=1, unique="a", max_attempts=2).push(session, 1), Pushed)
+    bare.options(unique=Key("a"), deadline=60, headers={"a": "b"}).options(queue="q").push(session, 1, copy=True)
+    with_context.options(available_at=datetime.now(UTC)).bind(1, {})
+    queue.route(bare, queue="slow", backoff=Steps([1, 2]))
+    queue.route("named", max_attempts=2)
+    queue.push_named(session, "a", {"b": [1]}, priority=3)
+
+
+def call() -> None:
+    assert_type(bare(1), str)
+    assert_type(bare_with_context(1), int)
+    nothing()
+    only_context()
+
+
+def jobs_as_values(job: Job[[int], object], session: Session) -> None:
+    job.push(session, 1)
+
+
+def pass_jobs_on(session: Session) -> None:
+    jobs_as_values(bare_with_context, session)
