@@ -1,0 +1,136 @@
+"""
+From one delivery to one outcome: find the job, restore its arguments, run it, judge how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
+
+from ._backoff import seconds
+from ._driver.settle import Complete, Move
+from ._driver.settle import Release as ReleaseRow
+from ._failure import Failure, Reason, one_line
+from ._job import Delivery, Discard, Fail, Job, JobContext, Release, running
+from ._queue import Queue
+
+__all__ = ["Ended", "Status", "run_delivery"]
+
+
+class Status(StrEnum):
+    """
+    How a delivery ended, for people.
+    """
+
+    DONE = "done"
+    RETRYING = "retrying"
+    FAILED = "failed"
+    RELEASED = "released"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """
+    One outcome of one delivery: what to write, and what to say about it.
+    """
+
+    status: Status
+    outcome: Complete | ReleaseRow | Move
+    note: str = ""
+
+
+DONE = Ended(Status.DONE, Complete())
+OUTCOMES = (Release, Fail, Discard)
+UNFINISHED = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
+def run_delivery(queue: Queue, delivery: Delivery, context: JobContext, worker: str) -> Ended:
+    """
+    Run a delivery's job in this thread. Whatever the handler does becomes an outcome; nothing is raised.
+    """
+    secrets: tuple[str, ...] = ()
+    try:
+        job = queue.registry.find(delivery.name)
+        secrets = _secrets(job, delivery.payload)
+        arguments = job.signature.decode(delivery.payload)
+        secrets += _secrets(job, arguments)
+        # A copy: context variables that a handler sets must not reach the next job of this thread.
+        result = contextvars.copy_context().run(_call, job, context, arguments)
+        if result is not None:
+            _raise_outcome(result)
+    except BaseException as error:  # sys.exit() and KeyboardInterrupt of a handler end the job, not the worker
+        return _judge(queue, delivery, worker, error, secrets)
+    return DONE
+
+
+def _call(job: Job[..., Any], context: JobContext, arguments: Mapping[str, Any]) -> Any:
+    with running(context):
+        return job.function(context, **arguments) if job.signature.takes_context else job.function(**arguments)
+
+
+def _raise_outcome(result: object) -> None:
+    """
+    To return an outcome is to raise it. A coroutine or generator is work that has not been done.
+    """
+    kind = type(result)
+    if issubclass(kind, OUTCOMES) or (kind is type and issubclass(result, OUTCOMES)):  # type: ignore[arg-type]
+        raise result  # type: ignore[misc]
+    if issubclass(kind, UNFINISHED):
+        with contextlib.suppress(BaseException):
+            result.close()  # type: ignore[attr-defined]
+        raise TypeError(f"the handler returned a {kind.__name__} that nobody runs: its work has not been done")
+
+
+def _judge(queue: Queue, delivery: Delivery, worker: str, error: BaseException, secrets: tuple[str, ...]) -> Ended:
+    if isinstance(error, Discard):
+        return Ended(Status.DISCARDED, Complete())
+    if isinstance(error, Release):
+        with contextlib.suppress(Exception):  # a delay that somebody spoilt after it was checked is a failure like any other
+            delay = seconds(error.delay, "delay")
+            return Ended(Status.RELEASED, ReleaseRow(delay, None), f"due again in {delay:g} s")
+    if isinstance(error, Fail):
+        failure = Failure.from_exception(error, Reason.FAILED_BY_JOB, secrets)
+        return Ended(Status.FAILED, Move(failure, worker), one_line(failure.message))
+    failure = Failure.from_exception(error, Reason.EXCEPTION, secrets)
+    if delivery.last_attempt:
+        return Ended(Status.FAILED, Move(failure, worker), one_line(failure.last_error))
+    delay = queue.backoff(delivery.name, delivery.attempt)
+    return Ended(Status.RETRYING, ReleaseRow(delay, failure.last_error), f"again in {delay:.1f} s: {one_line(failure.last_error)}")
+
+
+def _secrets(job: Job[..., Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """
+    The texts as which sensitive arguments may show up in an error: whole, in their parts, and as Python and JSON quote them.
+    """
+    names = job.signature.sensitive
+    parts = (part for name in names if name in values for part in _parts(values[name]))
+    return tuple({text for part in parts for text in _texts(part)})
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool) or value is None:  # their texts are everywhere, and no secret
+        return
+    yield value
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _parts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _parts(inner)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+        yield from (quoted[1:-1] for quoted in (repr(value), ascii(value), json.dumps(value)))
+        return
+    for text in (str, repr):
+        with contextlib.suppress(Exception):  # a user's own class
+            yield text(value)

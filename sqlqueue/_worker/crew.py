@@ -1,0 +1,168 @@
+"""
+The threads of one run, and how it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty
+
+from .._driver.settle import Release as ReleaseRow
+from .._executor import Ended, Status, run_delivery
+from .claiming import HANDED_BACK, Claimer
+from .logs import log
+from .renewing import Renewer
+from .settling import Settler
+from .shift import Held, Shift
+from .trouble import TROUBLE, first_line
+
+__all__ = ["Crew"]
+
+HAND_BACK_DELAY = 5.0
+CLAIM_GRACE = 10.0  # for a claim under way whose answer does not come
+CUT_SHORT_GRACE = 3.0  # for handing back, and one more for what has ended
+FATAL_GRACE = 5.0  # for what has ended when the worker has to stop by itself
+SHORT_PAUSE = 0.05
+
+
+class Crew:
+    """
+    Starts the threads, waits until the shift is over, and sees to it that nothing is lost then.
+    """
+
+    def __init__(self, shift: Shift, *, wait_for_database: float) -> None:
+        self._shift = shift
+        self._renewer = Renewer(shift)
+        self._claimer = Claimer(shift, self._renewer, wait_for_database=wait_for_database)
+        self._settler = Settler(shift)
+        self._tick = min(1.0, shift.lease / 12)
+        self._claiming = self._thread("claim", self._claimer.work)
+        self._settling = self._thread("settle", self._settler.work)
+        self._renewing = self._thread("renew", self._renewer.work)
+        self._slots = [self._thread(f"slot-{number}", self._run_jobs) for number in range(1, shift.concurrency + 1)]
+
+    def work(self) -> bool:
+        """
+        Work until the shift ends; False when running jobs were cut short.
+        """
+        grace = FATAL_GRACE
+        try:
+            for thread in (self._settling, self._renewing, *self._slots, self._claiming):
+                thread.start()
+                self._shift.own_threads.add(thread.ident)
+            clean = self._conduct()
+            grace = FATAL_GRACE if clean else 1.0
+            return clean
+        finally:
+            self._close(grace)
+
+    def run_one(self) -> bool:
+        """
+        Run at most one job in this thread; whether there was one.
+        """
+        self._claimer.start_up()
+        claimed = self._claimer.claim(1)
+        waiting = list(claimed)
+        if waiting:
+            self._renewing.start()
+        try:
+            for held in claimed:
+                self._run(held)
+            while waiting := self._settler.settle(waiting):
+                time.sleep(SHORT_PAUSE)
+        finally:
+            self._shift.closing.set()
+        return bool(claimed)
+
+    def _thread(self, name: str, body: object) -> threading.Thread:
+        return threading.Thread(target=body, name=f"sqlqueue-{name}", daemon=True)  # type: ignore[arg-type]
+
+    def _run_jobs(self) -> None:
+        try:
+            while (held := self._shift.todo.get()) is not None:
+                self._run(held)
+        except BaseException as error:
+            self._shift.die(error)
+
+    def _run(self, held: Held) -> None:
+        held.started = time.monotonic()
+        self._shift.end(held, run_delivery(self._shift.queue, held.delivery, held.context, self._shift.name))
+
+    def _conduct(self) -> bool:
+        shift = self._shift
+        while not shift.ending and self._claiming.is_alive():
+            self._wait()
+        since = time.monotonic()
+        if shift.asked or shift.fatal is not None:
+            self._hand_back_unstarted()
+            log.info("%s: no more jobs are taken, %d are running", shift.reason or "trouble", shift.holdings.busy)
+        while not self._is_over(since):
+            if shift.signals > 1:
+                self._cut_short()
+                return False
+            self._wait()
+        return True
+
+    def _wait(self) -> None:
+        self._shift.bell.wait(self._tick)
+        self._renewer.doubt()  # here too: the thread that renews may be waiting for an answer
+
+    def _is_over(self, since: float) -> bool:
+        if self._shift.fatal is not None:
+            return True
+        no_more_claims = not self._claiming.is_alive() or time.monotonic() - since > CLAIM_GRACE
+        return no_more_claims and not self._shift.holdings
+
+    def _hand_back_unstarted(self) -> None:
+        while True:
+            try:
+                held = self._shift.todo.get_nowait()
+            except Empty:
+                return
+            if held is not None:
+                self._shift.end(held, HANDED_BACK)
+
+    def _cut_short(self) -> None:
+        running = self._shift.holdings.running()
+        log.warning("second signal: handing back %d running jobs, due again in %g s", len(running), HAND_BACK_DELAY)
+        self._shift.closing.set()  # no renewal may hold the rows
+        # Whatever the database does, the process ends now.
+        helper = self._thread("hand-back", lambda: self._hand_back(running))
+        helper.start()
+        helper.join(CUT_SHORT_GRACE)
+
+    def _hand_back(self, running: list[Held]) -> None:
+        outcome = Ended(Status.RELEASED, ReleaseRow(HAND_BACK_DELAY, None))
+        left = {held.delivery.id: held.settlement(outcome) for held in running}
+        until = time.monotonic() + CUT_SHORT_GRACE
+        try:
+            while left and time.monotonic() < until:
+                blocked = self._shift.queue.consumer.settle(list(left.values()), lock_wait=1).blocked
+                left = {id: settlement for id, settlement in left.items() if id in blocked}
+                self._shift.given_up.wait(SHORT_PAUSE if left else 0)
+        except TROUBLE as error:
+            log.error("they could not be handed back and come back when their leases end: %s", first_line(error))
+
+    def _close(self, grace: float) -> None:
+        """
+        Let the threads go. What has ended is settled first, even when the worker has to stop by itself.
+        """
+        shift = self._shift
+        shift.closing.set()
+        for _ in self._slots:
+            shift.todo.put(None)
+        shift.over.put(None)
+        self._join(self._settling, grace)
+        shift.given_up.set()
+        for held in shift.holdings.running():
+            held.lose("its worker has stopped")
+        shift.claim_bell.ring()
+        until = time.monotonic() + grace
+        for thread in (self._claiming, self._renewing, *(self._slots if not shift.holdings else ())):
+            self._join(thread, until - time.monotonic())
+
+    @staticmethod
+    def _join(thread: threading.Thread, timeout: float) -> None:
+        if thread.ident is not None:
+            thread.join(max(timeout, 0.0))

@@ -1,0 +1,223 @@
+"""
+What the threads of one run share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from .._driver.claim import Company, company_of
+from .._driver.settle import Settlement
+from .._executor import Ended
+from .._job import Delivery, JobContext
+from .._queue import Queue
+from .logs import log
+from .summary import Limits
+from .trouble import Patience
+
+__all__ = ["Bell", "Held", "Holdings", "Shift"]
+
+
+class Bell:
+    """
+    An event that may be rung from a signal handler, where a lock of `threading.Event` could be held already.
+    """
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        self._rings.put(None)
+
+    def wait(self, timeout: float) -> None:
+        """
+        Wait for a ring at most so long. Several rings are one.
+        """
+        with contextlib.suppress(Empty):
+            self._rings.get(timeout=max(timeout, 0.0))
+            while True:
+                self._rings.get_nowait()
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """
+    One delivery of ours, from its claim until its settlement is written.
+    """
+
+    delivery: Delivery
+    context: JobContext
+    confirmed: float
+    """By the monotonic clock: when we last knew that the lease was ours."""
+    started: float | None = None
+    took: float = 0.0
+    ended: Ended | None = None
+    doubtful: bool = False
+    """A settlement was sent and its answer lost: it may have been applied."""
+
+    @property
+    def lease(self) -> tuple[int, str]:
+        return self.delivery.id, self.delivery.token
+
+    def settlement(self, ended: Ended) -> Settlement:
+        return Settlement(self.delivery.id, self.delivery.token, self.delivery.unique, ended.outcome)
+
+    def lose(self, why: str) -> None:
+        """
+        Tell the handler that the job may not be ours any more.
+        """
+        if not self.context.lost:
+            self.context.lost = True
+            log.warning("job %d (%s) may run elsewhere now: %s", self.delivery.id, self.delivery.name, why)
+
+
+class Holdings:
+    """
+    All that is held, by lease: a job whose lease we lost may come to us a second time, while its first run still goes on.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held: dict[tuple[int, str], Held] = {}
+        self._busy = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def busy(self) -> int:
+        """
+        How many wait for a slot or have one.
+        """
+        return self._busy
+
+    def add(self, claimed: Iterable[Held]) -> None:
+        with self._guard:
+            for held in claimed:
+                self._held[held.lease] = held
+                self._busy += 1
+
+    def end(self, held: Held, ended: Ended) -> None:
+        with self._guard:
+            held.ended = ended
+            self._busy -= 1
+
+    def remove(self, held: Held) -> bool:
+        """
+        Forget a delivery; whether it was the last one.
+        """
+        with self._guard:
+            self._held.pop(held.lease, None)
+            return not self._held
+
+    def find(self, lease: tuple[int, str]) -> Held | None:
+        return self._held.get(lease)
+
+    def all(self) -> list[Held]:
+        with self._guard:
+            return list(self._held.values())
+
+    def running(self) -> list[Held]:
+        """
+        Those that have not ended.
+        """
+        return [held for held in self.all() if held.ended is None]
+
+    def company(self) -> Company:
+        """
+        What runs here that came from a dead worker.
+        """
+        return company_of((held.delivery.reclaimed_from is not None, held.delivery.last_attempt) for held in self.running())
+
+
+class Shift:
+    """
+    One run of a worker: its queues of work, what it holds, and why it ends.
+    """
+
+    def __init__(self, queue: Queue, queues: tuple[str, ...], limits: Limits, *, concurrency: int, lease: float, name: str) -> None:
+        self.queue = queue
+        self.queues = queues
+        self.limits = limits
+        self.concurrency = concurrency
+        self.lease = lease
+        self.name = name
+        self.holdings = Holdings()
+        self.patience = Patience()
+        self.counts: Counter[str] = Counter()
+        self.todo: SimpleQueue[Held | None] = SimpleQueue()
+        self.over: SimpleQueue[Held | None] = SimpleQueue()
+        self.bell = Bell()
+        """For the thread that conducts."""
+        self.claim_bell = Bell()
+        """For the thread that claims."""
+        self.wants_slot = False
+        self.look_now = False
+        self.reason: str | None = None
+        """Why it stops."""
+        self.asked = False
+        """Somebody asked, so what has not started is handed back; a limit lets it run."""
+        self.signals = 0
+        self.fatal: BaseException | None = None
+        self.closing = threading.Event()
+        self.given_up = threading.Event()
+        """Nobody waits for what has not been settled by now."""
+        self.finished = threading.Event()
+        self.own_threads: set[int | None] = set()
+
+    @property
+    def ending(self) -> bool:
+        return self.reason is not None or self.fatal is not None
+
+    def ask_to_stop(self, reason: str) -> None:
+        # May run in a signal handler, between any two bytecodes of the main thread: nothing here may wait for a lock.
+        self.asked = True
+        self.reason = self.reason or reason
+        self._ring()
+
+    def reach(self, limit: str) -> None:
+        self.reason = self.reason or limit
+        self._ring()
+
+    def die(self, error: BaseException) -> None:
+        """
+        End the run with this error: an idle worker that only looks alive is worse.
+        """
+        self.fatal = self.fatal or error
+        self._ring()
+
+    def end(self, held: Held, ended: Ended) -> None:
+        """
+        A delivery has its outcome, and its slot is free.
+        """
+        if held.started is not None:
+            held.took = time.monotonic() - held.started
+        self.holdings.end(held, ended)
+        self.over.put(held)
+        if held.delivery.reclaimed_from is not None:
+            self.look_now = True  # what was not allowed to run beside it may be claimed
+        if self.wants_slot or self.look_now:
+            self.claim_bell.ring()
+
+    def forget(self, held: Held, status: str) -> None:
+        """
+        A delivery's settlement is written, or never will be.
+        """
+        self.counts[status] += 1
+        last = self.holdings.remove(held)
+        if last and self.limits.stop_when_empty:
+            self.look_now = True
+        if self.look_now or self.wants_slot:
+            self.claim_bell.ring()
+        if last and self.ending:
+            self.bell.ring()
+
+    def _ring(self) -> None:
+        self.bell.ring()
+        self.claim_bell.ring()

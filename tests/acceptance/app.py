@@ -1,0 +1,86 @@
+"""
+The application that the worker processes of these tests run: `python tests/acceptance/app.py '{"concurrency": 4}'`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlqueue import Fixed, JobContext, Queue, Worker
+
+queue = Queue(os.environ.get("APP_URL"))
+metadata = sa.MetaData()
+INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+EFFECTS = sa.Table(
+    "test_effects",
+    metadata,
+    sa.Column("job_id", sa.BigInteger(), primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer(), primary_key=True, autoincrement=False),
+    **INNODB,
+)
+ROWS = sa.Table("test_rows", metadata, sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False), **INNODB)
+
+
+def connect(url: str) -> sa.Engine:
+    """The application's own connections. In a file they wait for the workers' short transactions, and not for the disk."""
+    if not url.startswith("sqlite"):
+        return sa.create_engine(url, pool_size=10)
+    engine = sa.create_engine(url, pool_size=10, connect_args={"timeout": 60})
+    sa.event.listen(engine, "connect", lambda connection, record: connection.execute("PRAGMA synchronous = OFF"))
+    return engine
+
+
+engine = connect(os.environ["APP_URL"]) if "APP_URL" in os.environ else None
+
+
+@queue.job(name="noop", max_attempts=2, backoff=Fixed(0))
+def noop() -> None: ...
+
+
+@queue.job(name="effect")
+def effect(context: JobContext) -> None:
+    assert engine is not None
+    with engine.begin() as connection:
+        connection.execute(EFFECTS.insert().values(job_id=context.id, attempt=context.attempt))
+
+
+@queue.job(name="see")
+def see(context: JobContext, row: int) -> None:
+    """Fails for good if the row that was written beside this job is not there."""
+    assert engine is not None
+    with engine.begin() as connection:
+        found = connection.scalar(sa.select(sa.func.count()).where(ROWS.c.id == row))
+        connection.execute(EFFECTS.insert().values(job_id=context.id, attempt=context.attempt if found else -1))
+
+
+@queue.job(name="exit", max_attempts=2)
+def exit_at_once() -> None:
+    os._exit(137)
+
+
+@queue.job(name="wait", max_attempts=1)
+def wait(context: JobContext, folder: str) -> None:
+    """Says that it has begun, and waits for leave to end."""
+    Path(folder, f"began-{context.id}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("sqlqueue.jobs").setLevel(logging.WARNING)
+    code = Worker(queue, **json.loads(sys.argv[1])).run()
+    sys.stderr.flush()
+    os._exit(code)  # handlers that were cut short may still run
+
+
+if __name__ == "__main__":
+    main()
