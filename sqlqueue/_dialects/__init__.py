@@ -36,7 +36,6 @@ __all__ = [
     "database_label",
     "delete_by_primary_key",
     "driver_extra",
-
     "insert_if_absent",
     "now",
     "server_of",

@@ -65,7 +65,9 @@ def consumer_engine(source: URL | Engine) -> Engine:
         raise NotConfigured(f"the driver for {url.get_backend_name()} is not installed: pip install 'sqlqueue-outbox[{extra}]'")
     options: dict[str, Any] = {"hide_parameters": True}
     if isinstance(source, Engine) and source.driver == url.get_driver_name() and not source.dialect.is_async:
-        options["pool"] = source.pool.recreate()
+        options["pool"] = pool = source.pool.recreate()
+        # Before SQLAlchemy's own listeners: what the application's have set must not be rolled back, nor stand in the way.
+        event.listen(pool, "connect", _end_transaction)
     if url.get_backend_name() != "sqlite":
         options["isolation_level"] = "READ COMMITTED"
     engine = sa.create_engine(url, **options)
@@ -106,6 +108,10 @@ def _prepare(engine: Engine) -> None:
         event.listen(engine, "begin", _bound_waits_postgresql)
 
 
+def _end_transaction(connection: Any, record: Any) -> None:
+    connection.commit()
+
+
 def _leave_transactions_to_us(connection: Any, record: Any) -> None:
     # The stock driver begins a transaction only before some statements, and never one that locks at once.
     if hasattr(connection, "autocommit"):
@@ -128,7 +134,7 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _speak_utf8mb4(connection: Any, record: Any) -> None:
     # An application may connect with a smaller character set; error texts hold any character.
     if getattr(connection, "charset", "utf8mb4") != "utf8mb4":
-        connection.set_charset("utf8mb4")
+        connection.set_character_set("utf8mb4")
 
 
 def _bound_waits_innodb(connection: sa.Connection) -> None:

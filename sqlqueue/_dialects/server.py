@@ -4,16 +4,21 @@ What the server behind a connection can do.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
 
 from .._tables import INNODB, Tables
 
-__all__ = ["Server", "by_primary_key", "by_ready_index", "delete_by_primary_key", "server_of"]
+__all__ = ["Server", "by_primary_key", "by_ready_index", "delete_by_primary_key", "lock_by_primary_key", "server_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class Server:
     """A locking read can pass over rows that others hold."""
     claim_in_one_statement: bool
     """UPDATE … FROM a locking read … RETURNING works."""
+    reads_lists: bool
+    """A JSON array can be joined as a table; needed only where IN with a list makes a scan."""
     lanes_by_recursion: bool
     """A recursive statement hops through an index, a seek a hop; elsewhere each hop is a statement."""
     snapshot_reads: bool
@@ -53,6 +60,7 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
             row_locks=False,
             skip_locked=False,
             claim_in_one_statement=False,
+            reads_lists=False,
             lanes_by_recursion=True,
             snapshot_reads=False,
             lease_grace=1 / 3,
@@ -62,6 +70,7 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
         row_locks=True,
         skip_locked=version >= ((10, 6) if is_mariadb else (8, 0, 1)) if innodb else True,
         claim_in_one_statement=not innodb,
+        reads_lists=innodb and version >= ((10, 6) if is_mariadb else (8, 0, 11)),
         lanes_by_recursion=not innodb,
         snapshot_reads=innodb,
         lease_grace=0.0,
@@ -71,7 +80,7 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
 
 def by_primary_key(query: sa.Select[Any], table: sa.Table) -> sa.Select[Any]:
     """
-    Keep InnoDB from scanning the table, and waiting for strangers' rows, where the ids are a good part of it.
+    Keep InnoDB from going through another index than the primary key.
     """
     return _hinted(query, table, "FORCE INDEX (PRIMARY)")
 
@@ -89,17 +98,66 @@ def _hinted(query: sa.Select[Any], table: sa.Table, hint: str) -> sa.Select[Any]
     return query
 
 
+def lock_by_primary_key(dialect: Dialect, query: sa.Select[Any], table: sa.Table) -> sa.Select[Any]:
+    """
+    `query` about those rows of `table` whose primary keys are in the parameter `ids`, a sorted list of at most 500.
+
+    The rows are locked in that order; those that somebody else has locked are passed over.
+    """
+    server = server_of(dialect)
+    (key,) = table.primary_key.columns
+    if not server.reads_lists:
+        query = by_primary_key(query.where(key.in_(_ids())).order_by(key), table)
+        return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
+    wanted = _listed(_json_ids(), sa.literal_column(_kind_of(key))).table_valued(sa.column("id", key.type)).alias("wanted")
+    query = by_primary_key(query.prefix_with("STRAIGHT_JOIN").select_from(wanted).where(key == wanted.c.id), table)
+    return query.with_for_update(skip_locked=server.skip_locked, of=table)
+
+
 def delete_by_primary_key(dialect: Dialect, table: sa.Table) -> sa.Executable:
     """
-    DELETE … WHERE primary key IN (:ids), at most 500 of them.
-
-    InnoDB scans the whole table, and waits for every locked row in it, when the ids are a good part of a small table; its
-    DELETE takes an index hint only in the form that names the table twice.
+    DELETE of those rows whose primary keys are in the parameter `ids`, a list of at most 500.
     """
-    ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
     (key,) = table.primary_key.columns
     if dialect.name not in INNODB:
-        return sa.delete(table).where(key.in_(ids))
+        return sa.delete(table).where(key.in_(_ids()))
     quote = dialect.identifier_preparer
-    statement = f"DELETE t FROM {quote.format_table(table)} t FORCE INDEX (PRIMARY) WHERE t.{quote.quote(key.name)} IN :ids"
-    return sa.text(statement).bindparams(ids)
+    name, column = quote.format_table(table), quote.quote(key.name)
+    if server_of(dialect).reads_lists:
+        wanted = f"JSON_TABLE(:ids, '$[*]' COLUMNS (id {_kind_of(key)} PATH '$')) AS wanted"
+        statement = f"DELETE t FROM {wanted} STRAIGHT_JOIN {name} AS t FORCE INDEX (PRIMARY) ON t.{column} = wanted.id"
+        return sa.text(statement).bindparams(_json_ids())
+    return sa.text(f"DELETE t FROM {name} t FORCE INDEX (PRIMARY) WHERE t.{column} IN :ids").bindparams(_ids())
+
+
+# InnoDB locks the rows that it reads, a DELETE waits for every one of them, and where the ids are a good part of a small
+# table it reads all of it, whatever index is forced. From a list that is joined as a table it looks up one row after another.
+class _listed(FunctionElement[Any]):
+    name = "sqlqueue_listed"
+    inherit_cache = True
+
+
+@compiles(_listed, *INNODB)
+def _(element: _listed, compiler: Any, **options: Any) -> str:
+    values, kind = element.clauses
+    return f"JSON_TABLE({compiler.process(values, **options)}, '$[*]' COLUMNS (id {kind} PATH '$'))"
+
+
+class _JSONList(TypeDecorator[Sequence[Any]]):
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Sequence[Any] | None, dialect: Dialect) -> str:
+        return json.dumps(value)
+
+
+def _ids() -> sa.BindParameter[Any]:
+    return sa.bindparam("ids", expanding=True)
+
+
+def _json_ids() -> sa.BindParameter[Any]:
+    return sa.bindparam("ids", type_=_JSONList())
+
+
+def _kind_of(key: sa.Column[Any]) -> str:
+    return "BIGINT" if isinstance(key.type, sa.BigInteger) else f"VARCHAR({key.type.length}) CHARACTER SET ascii COLLATE ascii_bin"  # type: ignore[attr-defined]

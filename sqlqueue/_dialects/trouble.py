@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 __all__ = ["Trouble", "trouble_of"]
 
@@ -146,8 +146,8 @@ def trouble_of(error: DBAPIError) -> Trouble:
         return Trouble.MISSING_TABLES
     if _refused_at_login(text):
         return Trouble.REFUSED
-    # Without a code the driver itself spoke: it could not reach the server, or lost it.
-    return Trouble.LOST if isinstance(error, OperationalError | InterfaceError) and not _has_code(error) else Trouble.OTHER
+    # Without a code the driver itself spoke: it could not reach the server, lost it, or lost its place in the protocol.
+    return Trouble.LOST if isinstance(error, OperationalError | InterfaceError | InternalError) and not _has_code(error) else Trouble.OTHER
 
 
 def _by_code(error: DBAPIError) -> Trouble | None:
@@ -175,6 +175,5 @@ def _refused_at_login(text: str) -> bool:
     """
     libpq gives no code for an error at login, only the server's words.
     """
-    if "FATAL" not in text:
-        return False
-    return any(words in text for words in ("authentication failed", "does not exist", "pg_hba.conf", "is not permitted to log in", "permission denied"))
+    words = ("authentication failed", "does not exist", "pg_hba.conf", "is not permitted to log in", "permission denied")
+    return "FATAL" in text and any(word in text for word in words)

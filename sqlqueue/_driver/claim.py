@@ -249,16 +249,16 @@ def _claim(tables: Tables, server: Server, company: Company) -> sa.Update:
     found = _candidates(tables, server, company).cte("found").prefix_with("MATERIALIZED")
     comes_back = sa.and_(found.c.reserved_until.is_not(None), found.c.doom.is_(None)).label("comes_back")
     last = _last_attempt(found.c).label("last")
-    order = (found.c.available_at, found.c.id)
-    ranked = sa.select(
-        found,
-        comes_back,
-        last,
-        sa.func.row_number().over(partition_by=comes_back, order_by=order).label("place"),
-        sa.func.first_value(last).over(partition_by=comes_back, order_by=order).label("first_is_last"),
-    ).cte("ranked")
-    alone_or_fitting = sa.or_(ranked.c.place == 1, sa.not_(sa.or_(ranked.c.last, ranked.c.first_is_last)))
-    picked = sa.select(ranked).where(sa.or_(sa.not_(ranked.c.comes_back), alone_or_fitting)).cte("picked")
+    # Numbered as they come, which is the order of the index: a window with an order of its own would sort.
+    numbered = sa.select(found, comes_back, last, sa.func.row_number().over().label("place")).cte("numbered")
+    first = sa.select(numbered.c.place, numbered.c.last).where(numbered.c.comes_back).limit(1).cte("first")
+    alone = sa.or_(numbered.c.place == first.c.place, sa.not_(sa.or_(numbered.c.last, first.c.last)))
+    picked = (
+        sa.select(numbered)
+        .select_from(numbered.outerjoin(first, sa.true()))
+        .where(sa.or_(sa.not_(numbered.c.comes_back), alone))
+        .cte("picked")
+    )
     return (
         _lease(sa.update(tables.jobs), tables, sa.case((picked.c.doom.is_(None), 1), else_=0))
         .where(tables.jobs.c.id == picked.c.id, tables.jobs.c.available_at <= now())

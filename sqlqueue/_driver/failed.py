@@ -12,7 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import by_primary_key, delete_by_primary_key, now, server_of
+from .._dialects import delete_by_primary_key, now, server_of
+from .._dialects.server import lock_by_primary_key
 from .._failure import Reason
 from .._tables import Tables
 from .push import take_key
@@ -105,8 +106,7 @@ def retry_failed(connection: sa.Connection, tables: Tables, id: int) -> bool:
     row = connection.execute(_locking(tables, connection), {"wanted": id}).mappings().one_or_none()
     if row is None:
         return False
-    moment = connection.execute(sa.select(now())).scalar_one()
-    assert moment is not None
+    moment: datetime = row["moment"]
     values = {column.name: row[column.name] for column in tables.jobs.c if column.name in row}
     values |= {"attempts": 0, "due_at": moment, "available_at": moment, "created_at": moment}
     if row["deadline"] is not None:
@@ -122,12 +122,8 @@ def forget_failed(connection: sa.Connection, tables: Tables, ids: Sequence[int])
     """
     Delete these rows, at most `GROUP`; how many there were.
     """
-    failed = tables.failed.c
-    locking = by_primary_key(sa.select(failed.id).where(failed.id.in_(ids)).order_by(failed.id), tables.failed)
-    server = server_of(connection.dialect)
-    if server.row_locks:
-        locking = locking.with_for_update(skip_locked=server.skip_locked)
-    locked = list(connection.execute(locking).scalars())
+    locking = lock_by_primary_key(connection.dialect, sa.select(tables.failed.c.id), tables.failed)
+    locked = list(connection.execute(locking, {"ids": ids}).scalars())
     if locked:
         connection.execute(delete_by_primary_key(connection.dialect, tables.failed), {"ids": locked})
     return len(locked)
@@ -147,7 +143,7 @@ def _reading(tables: Tables) -> sa.Select[Any]:
 
 
 def _locking(tables: Tables, connection: sa.Connection) -> sa.Select[Any]:
-    query = sa.select(tables.failed).where(tables.failed.c.id == sa.bindparam("wanted"))
+    query = sa.select(tables.failed, now().label("moment")).where(tables.failed.c.id == sa.bindparam("wanted"))
     server = server_of(connection.dialect)
     return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
 

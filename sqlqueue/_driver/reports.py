@@ -11,7 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import by_primary_key, delete_by_primary_key, now, server_of
+from .._dialects import by_primary_key, delete_by_primary_key, now
+from .._dialects.server import lock_by_primary_key
 from .._tables import Tables
 from .settle import free_keys
 
@@ -126,11 +127,5 @@ def _waiting(tables: Tables) -> sa.Select[Any]:
 @lru_cache(maxsize=256)
 def _still_waiting(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
     jobs = tables.jobs.c
-    query = (
-        sa.select(jobs.id, jobs.unique_key.is_not(None).label("keyed"))
-        .where(jobs.id.in_(sa.bindparam("ids", expanding=True)), jobs.reserved_until.is_(None))
-        .order_by(jobs.id)
-    )
-    server = server_of(dialect)
-    query = by_primary_key(query, tables.jobs)
-    return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
+    query = sa.select(jobs.id, jobs.unique_key.is_not(None).label("keyed")).where(jobs.reserved_until.is_(None))
+    return lock_by_primary_key(dialect, query, tables.jobs)

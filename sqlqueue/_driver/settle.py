@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from .._dialects import after, by_primary_key, delete_by_primary_key, now, server_of
+from .._dialects.server import lock_by_primary_key
 from .._failure import Failure
 from .._tables import Tables
 from .push import microseconds
@@ -160,7 +161,7 @@ def last_errors(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -
     """
     jobs = tables.jobs.c
     query = by_primary_key(sa.select(jobs.id, jobs.last_error).where(jobs.id.in_(ids)), tables.jobs)
-    return dict(connection.execute(query).tuples().all())
+    return {row.id: row.last_error for row in connection.execute(query)}
 
 
 def move_to_failed(connection: sa.Connection, tables: Tables, moves: Sequence[Settlement]) -> set[int]:
@@ -196,7 +197,7 @@ def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]
 
 
 def _lock(connection: sa.Connection, tables: Tables, ids: list[int]) -> Sequence[sa.Row[Any]]:
-    return connection.execute(_locking_look(tables, connection.dialect), {"ids": ids}).all() if ids else []
+    return connection.execute(_locking_look(tables, connection.dialect), {"ids": sorted(ids)}).all() if ids else []
 
 
 def _blocked_by_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> set[int]:
@@ -206,14 +207,14 @@ def _blocked_by_keys(connection: sa.Connection, tables: Tables, ours: Sequence[S
     keyed = [settlement.id for settlement in ours if settlement.keyed and not isinstance(settlement.outcome, Release)]
     if not keyed:
         return set()
-    names: dict[int, str] = dict(connection.execute(_key_names(tables), {"ids": keyed}).tuples().all())
+    names = {row.id: row.unique_key for row in connection.execute(_key_names(tables), {"ids": keyed})}
     if not names:
         return set()
-    held = connection.execute(_locking_keys(tables, connection.dialect), {"names": sorted(names.values())}).all()
+    held = connection.execute(_locking_keys(tables, connection.dialect), {"ids": sorted(names.values())}).all()
     free = {row.key for row in held}
     missing = sorted(set(names.values()) - free)
     # Not returned: gone, or locked by somebody. A read without locks tells one from the other.
-    locked = set(connection.execute(_keys_present(tables), {"names": missing}).scalars()) if missing else set()
+    locked = set(connection.execute(_keys_present(tables), {"ids": missing}).scalars()) if missing else set()
     ending = sorted(row.key for row in held if not row.kept and names.get(row.job_id) == row.key)
     if ending:
         connection.execute(_delete(tables.keys, connection.dialect), {"ids": ending})
@@ -261,37 +262,34 @@ def _ids() -> sa.BindParameter[Any]:
     return sa.bindparam("ids", expanding=True)
 
 
-@lru_cache(maxsize=256)
-def _look(tables: Tables) -> sa.Select[Any]:
+def _state(tables: Tables) -> sa.Select[Any]:
     jobs = tables.jobs.c
-    query = sa.select(
+    return sa.select(
         jobs.id,
         jobs.reserved_token,
         jobs.reserved_until.is_not(None).label("held"),
         (jobs.available_at > now()).label("running"),
-    ).where(jobs.id.in_(_ids()))
-    return by_primary_key(query, tables.jobs)
+    )
+
+
+@lru_cache(maxsize=256)
+def _look(tables: Tables) -> sa.Select[Any]:
+    return by_primary_key(_state(tables).where(tables.jobs.c.id.in_(_ids())), tables.jobs)
 
 
 @lru_cache(maxsize=256)
 def _locking_look(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
-    query = _look(tables).order_by(tables.jobs.c.id)
-    return _locking(query, dialect)
-
-
-def _locking(query: sa.Select[Any], dialect: sa.Dialect) -> sa.Select[Any]:
-    server = server_of(dialect)
-    return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
+    return lock_by_primary_key(dialect, _state(tables), tables.jobs)
 
 
 @lru_cache(maxsize=256)
 def _renew(tables: Tables) -> sa.Update:
     jobs = tables.jobs.c
-    longer = after(sa.bindparam("lease"))
+    longer, reach = after(sa.bindparam("lease")), after(sa.bindparam("reach"))
     return (
         sa.update(tables.jobs)
         .where(jobs.id.in_(_ids()), jobs.reserved_until < longer)
-        .values(reserved_until=longer, available_at=after(sa.bindparam("reach")))
+        .values(reserved_until=longer, available_at=sa.case((jobs.available_at < reach, reach), else_=jobs.available_at))
     )
 
 
@@ -364,18 +362,13 @@ def _key_names(tables: Tables) -> sa.Select[Any]:
     return sa.select(jobs.id, jobs.unique_key).where(jobs.id.in_(_ids()), jobs.unique_key.is_not(None))
 
 
-def _names() -> sa.BindParameter[Any]:
-    return sa.bindparam("names", expanding=True)
-
-
 @lru_cache(maxsize=256)
 def _locking_keys(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
     keys = tables.keys.c
     kept = sa.and_(keys.expires_at.is_not(None), keys.expires_at > now()).label("kept")
-    query = sa.select(keys.key, keys.job_id, kept).where(keys.key.in_(_names())).order_by(keys.key)
-    return _locking(by_primary_key(query, tables.keys), dialect)
+    return lock_by_primary_key(dialect, sa.select(keys.key, keys.job_id, kept), tables.keys)
 
 
 @lru_cache(maxsize=256)
 def _keys_present(tables: Tables) -> sa.Select[Any]:
-    return sa.select(tables.keys.c.key).where(tables.keys.c.key.in_(_names()))
+    return sa.select(tables.keys.c.key).where(tables.keys.c.key.in_(_ids()))
