@@ -110,6 +110,8 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Tests that kill processes and servers."""
+    """A storm over a queue: -- --database mysql --minutes 10 --seed 42. Without arguments also the tests marked chaos."""
     install(session, "test")
-    session.run("pytest", "tests/chaos", "-m", "chaos", *session.posargs)
+    if not session.posargs:
+        session.run("pytest", "-m", "chaos")
+    session.run("python", "-m", "tests.chaos.harness", *session.posargs)
