@@ -59,6 +59,13 @@ class Failure:
             traceback=clean_text(hide(_traceback(error)), TRACEBACK_LENGTH),
         )
 
+    @classmethod
+    def from_text(cls, text: str, reason: Reason = Reason.FAILED_BY_JOB) -> Failure:
+        """
+        Describe a failure that somebody put into words.
+        """
+        return cls(reason=reason, error_class=None, message=clean_text(text, MESSAGE_LENGTH))
+
     @property
     def last_error(self) -> str:
         """

@@ -9,12 +9,13 @@ restricts one test.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import QueuePool
 
 from tests.servers import NAMES, Database, Server, Servers, never_wait_long
@@ -82,6 +83,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for name in config.stash.get(WANTED, []):
         if reason := servers.missing(name):
             terminalreporter.line(f"{name} not run: {reason}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test adds to the import path is forgotten: Alembic adds ".", which Python remembers as the first directory it meant."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield
+    sys.path_importer_cache.pop(".", None)
+
+
+@pytest.fixture(autouse=True)
+def closed_engines() -> Iterator[None]:
+    """Whatever engine a test has connected with is closed after it: psycopg warns of connections that are merely dropped."""
+    engines: set[Engine] = set()
+
+    def remember(connection: Connection) -> None:
+        engines.add(connection.engine)
+
+    event.listen(Engine, "engine_connect", remember)
+    yield
+    event.remove(Engine, "engine_connect", remember)
+    for engine in engines:
+        if not engine.dialect.is_async:
+            engine.dispose()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ Claiming: what is taken, in which order, for how long, and what a claim leaves a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -38,12 +37,6 @@ from tests.rows import (
 from tests.servers import Database
 
 NOWHERE = "sqlite:///nowhere/queue.db"
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 def ids(deliveries: list[Delivery]) -> list[int]:

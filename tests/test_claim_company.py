@@ -5,7 +5,6 @@ Jobs that come back from a dead worker: one of them may be what killed it, and n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine
@@ -17,12 +16,6 @@ from sqlqueue._job import Delivery
 from tests.rows import change, expire, failed_in, jobs_in, put, put_each, statements_of
 
 MID, LAST = {"attempts": 1, "max_attempts": 5}, {"attempts": 4, "max_attempts": 5}
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 def claim(queue: Queue, limit: int = 10, company: Company = Company.NONE) -> list[Delivery]:

@@ -4,7 +4,6 @@ Jobs that a claim must not hand out: their attempts are used, their deadline has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,12 +46,6 @@ DAMAGED: dict[str, dict[str, Any]] = {
     "headers that are a list": {"headers": "[]"},
     "headers that are numbers": {"headers": '{"a": 1}'},
 }
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pymysql
@@ -38,12 +37,6 @@ queue.consumer.close()
 
 def wait_for(barrier: threading.Barrier) -> None:
     barrier.wait(PATIENCE)
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 def drain(queue: Queue) -> list[int]:

@@ -270,7 +270,6 @@ def test_no_transaction_stays_open_between_operations(queue: Queue, observer: En
     for operation in operations:
         operation()
         assert open_transactions(observer) == before
-    queue.consumer.close()
 
 
 def test_every_poll_sees_what_others_have_committed_meanwhile(queue: Queue, observer: Engine) -> None:
@@ -279,7 +278,6 @@ def test_every_poll_sees_what_others_have_committed_meanwhile(queue: Queue, obse
         put(observer, queue)
         (delivery,) = queue.claim()
         queue.complete(delivery)
-    queue.consumer.close()
 
 
 def test_a_wait_for_a_lock_is_bounded(queue: Queue) -> None:
@@ -301,7 +299,6 @@ def test_a_wait_for_a_lock_is_bounded(queue: Queue) -> None:
                 assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 200
             else:
                 assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar_one() == 1
-    queue.consumer.close()
 
 
 def test_the_application_s_way_of_connecting_is_kept_and_its_connections_are_not_used(database: Database, queue: Queue) -> None:
@@ -419,7 +416,6 @@ def test_jobs_pushed_and_claimed_in_different_time_zones_agree(queue: Queue, obs
     left = [row["available_at"] - moment_of(observer) for row in jobs_in(observer, queue).values()]
     assert all(timedelta(seconds=280) < wait <= timedelta(seconds=300) for wait in left)
     assert len(left) == 2 * len(zones)
-    queue.consumer.close()
 
 
 @pytest.mark.parametrize("microseconds", [0, 1, 999, 1000, 1001, 1_500_000, 86_400_000_000])
@@ -461,7 +457,6 @@ def test_instants_of_any_time_zone_sort_as_instants(queue: Queue, observer: Engi
     moments = [(base + timedelta(seconds=n)).astimezone(zone) for n, zone in enumerate(zones)]
     expected = put_each(observer, queue, [{"available_at": moment} for moment in moments])
     assert [delivery.id for delivery in queue.claim(limit=9)] == expected
-    queue.consumer.close()
 
 
 @pytest.mark.databases("mysql", "mariadb")

@@ -5,7 +5,6 @@ The failed table: what it keeps, and putting jobs back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,12 +31,6 @@ from tests.rows import (
     statements_of,
 )
 from tests.servers import Database, Server
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 def fail(queue: Queue, error: BaseException | str = "no", limit: int = 1) -> list[int]:

@@ -175,12 +175,14 @@ def explain_plan(driver: Any, statement: str, parameters: Any) -> Reading:
     return reading
 
 
-def assert_bounded(what: str, readings: list[Reading], bound: int = BOUND) -> None:
+def assert_bounded(what: str, readings: list[Reading]) -> None:
     assert readings, what
+    # A group is locked in the order of its ids; PostgreSQL may sort that handful. What looks for jobs never sorts.
+    sortable = 0 if what.startswith(("a claim", "the look")) else 10
     for reading in readings:
         assert reading.scans == [], f"{what}: {reading.statement}"
-        assert reading.rows <= bound, f"{what}: {reading.rows} rows read by {reading.statement}"
-        assert reading.sorted_rows == 0, f"{what}: {reading.sorted_rows} rows sorted by {reading.statement}"
+        assert reading.rows <= BOUND, f"{what}: {reading.rows} rows read by {reading.statement}"
+        assert reading.sorted_rows <= sortable, f"{what}: {reading.sorted_rows} rows sorted by {reading.statement}"
 
 
 # --- tests --------------------------------------------------------------------------------------------------------------
@@ -287,7 +289,6 @@ def test_a_claim_that_is_under_way_keeps_no_other_from_its_jobs(queue: Queue, ob
         first = [delivery.id for delivery in queue.claim(queues, limit=2)]
     assert len(set(first) | set(others)) == 4
     other.consumer.close()
-    queue.consumer.close()
 
 
 def test_payloads_are_read_for_the_jobs_that_are_taken_only(queue: Queue, observer: Engine) -> None:
@@ -302,4 +303,3 @@ def test_payloads_are_read_for_the_jobs_that_are_taken_only(queue: Queue, observ
     event.listen(engine, "after_cursor_execute", executed)
     assert len(queue.claim(limit=3)) == 3
     assert sum(fetched) <= 3
-    queue.consumer.close()

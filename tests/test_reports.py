@@ -5,7 +5,6 @@ Reports: how many jobs there are of which kind, and emptying queues.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -15,12 +14,6 @@ from sqlqueue import Queue
 from sqlqueue._dialects import server_of
 from sqlqueue.errors import OptionError
 from tests.rows import PATIENCE, change, expire, jobs_in, keys_in, moment_of, put, put_each, put_key
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 def test_jobs_are_counted_by_what_they_wait_for(queue: Queue, observer: Engine) -> None:

@@ -4,7 +4,7 @@ Settling and renewing: the token decides, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -27,12 +27,6 @@ OPERATIONS: dict[str, Callable[[Queue, Delivery], object]] = {
     "renew": lambda queue, delivery: queue.renew(delivery, lease=600),
 }
 SETTLING = [name for name in OPERATIONS if name != "renew"]
-
-
-@pytest.fixture
-def queue(queue: Queue) -> Iterator[Queue]:
-    yield queue
-    queue.consumer.close()
 
 
 def world(observer: Engine, queue: Queue) -> object:

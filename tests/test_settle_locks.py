@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -31,13 +31,12 @@ OUTCOMES: dict[str, Any] = {
 
 
 @pytest.fixture
-def queue(queue: Queue, engine: Engine) -> Iterator[Queue]:
+def queue(queue: Queue, engine: Engine) -> Queue:
     with engine.connect():
         pass  # so that the server is known
     if not can_lock_rows(engine):
         pytest.skip("there are no row locks here")
-    yield queue
-    queue.consumer.close()
+    return queue
 
 
 def at_once(work: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from .clock import after, now
 from .engines import consumer_engine, consumer_options, consumer_url, database_label, driver_extra
 from .inserts import insert_if_absent
 from .producers import check_transactional
-from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, server_of
+from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
 from .trouble import Trouble, trouble_of
 
 OFFLINE_URLS = {
@@ -37,6 +37,7 @@ __all__ = [
     "delete_by_primary_key",
     "driver_extra",
     "insert_if_absent",
+    "lock_by_primary_key",
     "now",
     "server_of",
     "trouble_of",

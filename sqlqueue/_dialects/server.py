@@ -55,6 +55,8 @@ def server_of(dialect: Dialect) -> Server:
 @lru_cache(maxsize=64)
 def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
     innodb = name in INNODB
+    if is_mariadb and version[:3] == (5, 5, 5):
+        version = version[3:]  # what MariaDB puts before its own version, for old replicas of MySQL
     if name == "sqlite":
         return Server(
             row_locks=False,

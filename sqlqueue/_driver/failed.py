@@ -12,8 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import delete_by_primary_key, now, server_of
-from .._dialects.server import lock_by_primary_key
+from .._dialects import delete_by_primary_key, lock_by_primary_key, now, server_of
 from .._failure import Reason
 from .._tables import Tables
 from .push import take_key

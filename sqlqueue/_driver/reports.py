@@ -11,8 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import by_primary_key, delete_by_primary_key, now
-from .._dialects.server import lock_by_primary_key
+from .._dialects import by_primary_key, delete_by_primary_key, lock_by_primary_key, now
 from .._tables import Tables
 from .settle import free_keys
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import after, by_primary_key, delete_by_primary_key, now, server_of
-from .._dialects.server import lock_by_primary_key
+from .._dialects import after, by_primary_key, delete_by_primary_key, lock_by_primary_key, now, server_of
 from .._failure import Failure
 from .._tables import Tables
 from .push import microseconds

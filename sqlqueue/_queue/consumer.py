@@ -152,7 +152,10 @@ class Consumer:
         lost: set[int] = set()
         for start in range(0, len(leases), GROUP):
             part = leases[start : start + GROUP]
-            renewed |= self.write(lambda connection, part=part: renew(connection, self._tables, part, seconds))  # type: ignore[misc]
+            renewed |= self.write(
+                lambda connection, part=part: renew(connection, self._tables, part, seconds),  # type: ignore[misc]
+                lock_wait=seconds / 6,
+            )
             rest = [lease for lease in part if lease[0] not in renewed]
             if rest:
                 lost |= self.read(lambda connection, rest=rest: lost_leases(connection, self._tables, rest))  # type: ignore[misc]

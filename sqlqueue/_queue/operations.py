@@ -12,7 +12,7 @@ from datetime import timedelta
 from .._backoff import seconds
 from .._dialects import server_of
 from .._driver.settle import Complete, Move, Release, Settlement, lease_end, lease_ended
-from .._failure import Failure, Reason
+from .._failure import Failure
 from .._job import Delivery
 from .._options import check_queue_name
 from ..errors import LockTimeout, OptionError, StaleDelivery
@@ -161,4 +161,6 @@ def check_lease(lease: float | timedelta | None) -> float:
 def _failure(error: BaseException | str) -> Failure:
     if isinstance(error, BaseException):
         return Failure.from_exception(error)
-    return Failure(Reason.FAILED_BY_JOB, None, error)
+    if not isinstance(error, str):
+        raise OptionError(f"error: an exception or a text, not a {type(error).__name__}")
+    return Failure.from_text(error)
