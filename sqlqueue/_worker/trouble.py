@@ -76,7 +76,9 @@ def unusable(error: Exception, trouble: Trouble) -> UnusableDatabase:
             )
         case Trouble.REFUSED:
             return UnusableDatabase(f"the database refuses us: {what}; check user, password, database name and privileges")
-        case Trouble.LOST | Trouble.UNAVAILABLE | Trouble.CONFLICT:
+        case Trouble.CONFLICT:
+            return UnusableDatabase(f"the database stayed busy, somebody holds a lock: {what}; try again")
+        case Trouble.LOST | Trouble.UNAVAILABLE:
             return UnusableDatabase(f"the database cannot be reached: {what}")
     return UnusableDatabase(f"the database refused a statement: {what}")
 
