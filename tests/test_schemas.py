@@ -35,7 +35,12 @@ def without_identity(path: Path) -> str:
 
 @pytest.mark.parametrize("name", OFFLINE_URLS)
 def test_the_snapshot_is_what_is_printed(tables: Tables, name: str) -> None:
-    assert (ROOT / "schemas" / f"{name}.sql").read_text() == render_ddl(tables, name)
+    assert ordered((ROOT / "schemas" / f"{name}.sql").read_text()) == ordered(render_ddl(tables, name))
+
+
+def ordered(ddl: str) -> str:
+    """Older releases of SQLAlchemy print a table's options in any order."""
+    return re.sub(r"^\)(\w.*);$", lambda end: f"){' '.join(sorted(end[1].split()))};", ddl, flags=re.MULTILINE)
 
 
 def test_there_is_one_snapshot_a_database() -> None:
