@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from .._dialects import after, insert_if_absent, now, server_of
+from .._job import Pushed
 from .._tables import Tables
 from ..errors import LockTimeout
 
-__all__ = ["NewJob", "Pushed", "insert_job", "insert_jobs", "insert_keyed_job", "take_key"]
+__all__ = ["NewJob", "insert_job", "insert_jobs", "insert_keyed_job", "take_key"]
 
 MANY_ROWS = 500
 MANY_BYTES = 1024 * 1024
@@ -41,16 +42,6 @@ class NewJob:
     deadline: datetime | float | None
     headers: str | None
     key: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """
-    The job's id, and whether it was written by this push.
-    """
-
-    id: int
-    created: bool
 
 
 def insert_job(connection: sa.Connection, tables: Tables, job: NewJob) -> int:

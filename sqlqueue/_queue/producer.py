@@ -107,8 +107,7 @@ class Producer(Configured):
         connection = producer_connection(session, self.tables.jobs, "push")
         if job.key is None:
             return Pushed(driver.insert_job(connection, self.tables, job), created=True)
-        pushed = driver.insert_keyed_job(connection, self.tables, job)
-        return Pushed(pushed.id, pushed.created)
+        return driver.insert_keyed_job(connection, self.tables, job)
 
     async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed:
         """
