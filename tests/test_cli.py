@@ -542,7 +542,8 @@ def test_work_without_tables_says_so_at_once(directory: Path, fresh_database: Da
     write(directory, "shop.py", SHOP)
     result = run("work", "--app", "shop:queue", "--url", fresh_database.url)
     assert result.exit_code == 1
-    assert "«sqlqueue install --apply»" in result.stderr.splitlines()[-1]
+    (line,) = result.stderr.splitlines()
+    assert "«sqlqueue install --apply»" in line
 
 
 def test_limits_stop_a_worker(shop: Path, engine_of_shop: Engine) -> None:

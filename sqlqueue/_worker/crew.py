@@ -96,7 +96,8 @@ class Crew:
         since = time.monotonic()
         if shift.asked or shift.fatal is not None:
             self._hand_back_unstarted()
-            log.info("%s: no more jobs are taken, %d are running", shift.reason or "trouble", shift.holdings.busy)
+            if shift.holdings.busy:
+                log.info("%s: no more jobs are taken, %d are running", shift.reason or "trouble", shift.holdings.busy)
         while not self._is_over(since):
             if shift.signals > 1:
                 self._cut_short()
