@@ -106,7 +106,7 @@ def settle(connection: sa.Connection, tables: Tables, group: Sequence[Settlement
     by_id = {settlement.id: settlement for settlement in group}
     locked = _lock(connection, tables, list(by_id))
     ours = [by_id[row.id] for row in locked if row.held and row.reserved_token == by_id[row.id].token]
-    blocked = _blocked_by_keys(connection, tables, ours)
+    blocked = _free_keys(connection, tables, ours)
     results.blocked |= blocked
     ours = [settlement for settlement in ours if settlement.id not in blocked]
     _apply(connection, tables, ours)
@@ -167,7 +167,7 @@ def move_to_failed(connection: sa.Connection, tables: Tables, moves: Sequence[Se
     """
     Move rows that this transaction has locked or just taken; the ids of those whose key was not locked by somebody else.
     """
-    blocked = _blocked_by_keys(connection, tables, moves)
+    blocked = _free_keys(connection, tables, moves)
     moving = [move for move in moves if move.id not in blocked]
     _apply(connection, tables, moving)
     return {move.id for move in moving}
@@ -177,7 +177,7 @@ def free_keys(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> 
     """
     Free the unique keys of these jobs; the ids whose key somebody else has locked, so that they have to stay.
     """
-    return _blocked_by_keys(connection, tables, [Settlement(id, "", True, Complete()) for id in ids])
+    return _free_keys(connection, tables, [Settlement(id, "", True, Complete()) for id in ids])
 
 
 def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> None:
@@ -199,7 +199,7 @@ def _lock(connection: sa.Connection, tables: Tables, ids: list[int]) -> Sequence
     return connection.execute(_locking_look(tables, connection.dialect), {"ids": sorted(ids)}).all() if ids else []
 
 
-def _blocked_by_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> set[int]:
+def _free_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> set[int]:
     """
     Free the keys of the jobs that leave the table; those whose key row is locked by a duplicate push stay for now.
     """
