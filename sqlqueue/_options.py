@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ._backoff import Backoff, Exponential, seconds
 from .errors import OptionError
@@ -66,6 +66,7 @@ class CodeOptionValues(TypedDict, total=False):
     """
 
     backoff: Backoff
+    on_worker_lost: Literal["retry", "fail"]
 
 
 class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
@@ -78,7 +79,7 @@ class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
 LATER_OPTIONS = frozenset(
     (
         *("unique_for", "unique_until", "on_conflict", "ordered_by", "fair_by"),
-        *("timeout", "fail_on_timeout", "middleware", "aliases", "on_worker_lost", "limit", "limit_key"),
+        *("timeout", "fail_on_timeout", "middleware", "aliases", "limit", "limit_key"),
     )
 )
 
@@ -137,16 +138,27 @@ class CodeOptions:
     """
 
     backoff: Backoff | None = None
+    on_worker_lost: Literal["retry", "fail"] | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CodeOptions:
-        backoff = options.get("backoff")
+        """
+        Raises:
+            OptionError: an option is not valid.
+        """
+        backoff, on_worker_lost = options.get("backoff"), options.get("on_worker_lost")
         if backoff is not None and not callable(backoff):
             raise OptionError("backoff: give Fixed(…), Exponential(…), Steps(…) or a function of the attempt that returns seconds")
-        return cls(backoff=backoff)
+        if on_worker_lost not in (None, "retry", "fail"):
+            raise OptionError(f'on_worker_lost: "retry" or "fail", not {_shown(on_worker_lost)}')
+        return cls(backoff=backoff, on_worker_lost=on_worker_lost)
 
     def over(self, below: CodeOptions) -> CodeOptions:
-        return self if self.backoff is not None else below
+        """
+        These options, and `below` where these say nothing.
+        """
+        given = {name: value for name in CodeOptions.__dataclass_fields__ if (value := getattr(self, name)) is not None}
+        return replace(below, **given) if given else below
 
 
 DEFAULT_BACKOFF: Backoff = Exponential()

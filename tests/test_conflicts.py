@@ -16,7 +16,7 @@ from sqlqueue import Queue
 from sqlqueue._driver.settle import Complete, Move, Release, Settlement
 from sqlqueue._failure import Failure, Reason
 from sqlqueue._job import Delivery
-from sqlqueue._queue import consumer as consumers
+from sqlqueue._queue import transactions
 from sqlqueue.errors import StaleDelivery
 from tests.rows import (
     PATIENCE,
@@ -51,7 +51,7 @@ SETTLING: dict[str, Callable[[Queue, Delivery], None]] = {
 
 @pytest.fixture
 def queue(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    monkeypatch.setattr(consumers, "PAUSE", 0.001)
+    monkeypatch.setattr(transactions, "PAUSE", 0.001)
     return queue
 
 

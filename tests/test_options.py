@@ -31,7 +31,7 @@ ROW_OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 LATER = [
     *("unique_for", "unique_until", "on_conflict", "ordered_by", "fair_by"),
-    *("timeout", "fail_on_timeout", "middleware", "aliases", "on_worker_lost", "limit", "limit_key"),
+    *("timeout", "fail_on_timeout", "middleware", "aliases", "limit", "limit_key"),
 ]
 
 

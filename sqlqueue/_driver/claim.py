@@ -21,7 +21,7 @@ from .._tables import Tables
 from .lanes import Lane
 from .push import microseconds
 
-__all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "company_of", "put_back"]
+__all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "company_of", "put_back", "taken_under"]
 
 
 class Company(IntEnum):
@@ -45,6 +45,8 @@ class Lease:
     token: str
     worker: str
     seconds: float
+    not_repeated: frozenset[str] = frozenset()
+    """The names of jobs that have failed when a lease on them has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class ClaimedRow:
     reserved_by: str | None
     reserved_token: str | None
     doom: str | None
-    """Why the job is not to be run: "damaged", "exhausted" or "deadline"."""
+    """Why the job is not to be run: "damaged", "exhausted", "lost" or "deadline"."""
     lease_until: datetime
 
     @property
@@ -108,6 +110,8 @@ def claim_lane(
         "worker": lease.worker,
         "token": lease.token,
     }
+    if lease.not_repeated:
+        parameters["not_repeated"] = sorted(lease.not_repeated)
     body = _claim_in_one_statement if server.claim_in_one_statement else _claim_in_two_statements
     return body(connection, tables, server, company, parameters)
 
@@ -138,10 +142,22 @@ def put_back(connection: sa.Connection, tables: Tables, rows: Iterable[ClaimedRo
         connection.execute(_put_back(tables), values)
 
 
+def taken_under(connection: sa.Connection, tables: Tables, lanes: Iterable[Lane], lease: Lease) -> list[int]:
+    """
+    The jobs of these lanes that a claim with this lease has taken, in case nobody heard its answer.
+    """
+    ids: list[int] = []
+    reach = microseconds(lease.seconds * (1 + server_of(connection.dialect).lease_grace))
+    for lane in lanes:
+        where = {"in_queue": lane.queue, "in_priority": lane.priority, "in_fair_by": lane.fair_by}
+        ids += connection.execute(_taken_under(tables), where | {"reach": reach, "token": lease.token}).scalars()
+    return ids
+
+
 def _claim_in_one_statement(
     connection: sa.Connection, tables: Tables, server: Server, company: Company, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
-    rows = connection.execute(_claim(tables, server, company), parameters).all()
+    rows = connection.execute(_claim(tables, server, company, "not_repeated" in parameters), parameters).all()
     # RETURNING has no order.
     return sorted((ClaimedRow(*row) for row in rows), key=lambda row: (row.available_at, row.id))
 
@@ -149,8 +165,10 @@ def _claim_in_one_statement(
 def _claim_in_two_statements(
     connection: sa.Connection, tables: Tables, server: Server, company: Company, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
-    reading = {name: parameters[name] for name in ("in_queue", "in_priority", "in_fair_by", "most", "lease")}
-    found = [ClaimedRow(*row) for row in connection.execute(_candidates(tables, server, company), reading)]
+    names = ("in_queue", "in_priority", "in_fair_by", "most", "lease", "not_repeated")
+    reading = {name: parameters[name] for name in names if name in parameters}
+    candidates = _candidates(tables, server, company, "not_repeated" in parameters)
+    found = [ClaimedRow(*row) for row in connection.execute(candidates, reading)]
     picked = _pick(found)
     if not picked:
         return []
@@ -183,13 +201,16 @@ def _pick(found: Sequence[ClaimedRow]) -> list[ClaimedRow]:
     return [row for row in found if not row.comes_back or not row.last_attempt]
 
 
-def _doom(jobs: Any) -> sa.ColumnElement[str | None]:
-    return sa.case(
-        (sa.or_(jobs.attempts < 0, jobs.max_attempts < 1), sa.literal_column("'damaged'", sa.String())),
-        (jobs.attempts >= jobs.max_attempts, sa.literal_column("'exhausted'", sa.String())),
-        (jobs.deadline <= now(), sa.literal_column("'deadline'", sa.String())),
-        else_=sa.null(),
-    )
+def _doom(jobs: Any, choosy: bool) -> sa.ColumnElement[str | None]:
+    reasons = {
+        "damaged": sa.or_(jobs.attempts < 0, jobs.max_attempts < 1),
+        "exhausted": jobs.attempts >= jobs.max_attempts,
+        "lost": sa.and_(jobs.reserved_until.is_not(None), jobs.name.in_(sa.bindparam("not_repeated", expanding=True))),
+        "deadline": jobs.deadline <= now(),
+    }
+    if not choosy:
+        del reasons["lost"]
+    return sa.case(*((condition, sa.literal_column(f"'{word}'", sa.String())) for word, condition in reasons.items()), else_=sa.null())
 
 
 def _last_attempt(jobs: Any) -> sa.ColumnElement[bool]:
@@ -199,12 +220,15 @@ def _last_attempt(jobs: Any) -> sa.ColumnElement[bool]:
 
 
 @lru_cache(maxsize=256)
-def _candidates(tables: Tables, server: Server, company: Company) -> sa.Select[Any]:
+def _candidates(tables: Tables, server: Server, company: Company, choosy: bool) -> sa.Select[Any]:
     """
     Ready rows of a lane in due order, locked, without those that may not be taken beside `company`.
+
+    Args:
+        choosy: there are jobs that must not be run again after their worker died.
     """
     jobs = tables.jobs.c
-    doom = _doom(jobs)
+    doom = _doom(jobs, choosy)
     query = (
         sa.select(
             jobs.id,
@@ -223,12 +247,7 @@ def _candidates(tables: Tables, server: Server, company: Company) -> sa.Select[A
             doom.label("doom"),
             after(sa.bindparam("lease")).label("lease_until"),
         )
-        .where(
-            jobs.queue == sa.bindparam("in_queue"),
-            jobs.priority == sa.bindparam("in_priority"),
-            jobs.fair_by == sa.bindparam("in_fair_by"),
-            jobs.available_at <= now(),
-        )
+        .where(*_in_lane(jobs), jobs.available_at <= now())
         .order_by(jobs.available_at, jobs.id)
         .limit(sa.bindparam("most", type_=sa.Integer()))
     )
@@ -242,11 +261,11 @@ def _candidates(tables: Tables, server: Server, company: Company) -> sa.Select[A
 
 
 @lru_cache(maxsize=256)
-def _claim(tables: Tables, server: Server, company: Company) -> sa.Update:
+def _claim(tables: Tables, server: Server, company: Company, choosy: bool) -> sa.Update:
     """
     `_candidates`, `_pick` and the guarded UPDATE in one statement.
     """
-    found = _candidates(tables, server, company).cte("found").prefix_with("MATERIALIZED")
+    found = _candidates(tables, server, company, choosy).cte("found").prefix_with("MATERIALIZED")
     comes_back = sa.and_(found.c.reserved_until.is_not(None), found.c.doom.is_(None)).label("comes_back")
     last = _last_attempt(found.c).label("last")
     # Numbered as they come, which is the order of the index: a window with an order of its own would sort.
@@ -303,4 +322,24 @@ def _put_back(tables: Tables) -> sa.Update:
             reserved_token=sa.bindparam("found_token"),
             available_at=after(sa.bindparam("pause")),
         )
+    )
+
+
+@lru_cache(maxsize=256)
+def _taken_under(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    query = sa.select(jobs.id).where(
+        *_in_lane(jobs),
+        jobs.available_at > now(),
+        jobs.available_at <= after(sa.bindparam("reach")),
+        jobs.reserved_token == sa.bindparam("token"),
+    )
+    return by_ready_index(query, tables)
+
+
+def _in_lane(jobs: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        jobs.queue == sa.bindparam("in_queue"),
+        jobs.priority == sa.bindparam("in_priority"),
+        jobs.fair_by == sa.bindparam("in_fair_by"),
     )

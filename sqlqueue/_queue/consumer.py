@@ -5,95 +5,69 @@ The consumer's operations: short transactions on the queue's own connections.
 from __future__ import annotations
 
 import os
-import random
 import re
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import DBAPIError
 
 from .._arguments import from_json
-from .._dialects import Trouble, consumer_engine, consumer_options, trouble_of
-from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, company_of, put_back
+from .._dialects import Trouble, trouble_of
+from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, company_of, put_back, taken_under
 from .._driver.lanes import Lane, find_lanes
-from .._driver.settle import GROUP, Move, Results, Settlement, last_errors, lost_leases, move_to_failed, renew, settle
+from .._driver.settle import GROUP, Move, Release, Results, Settlement, last_errors, lost_leases, move_to_failed, renew, settle
 from .._failure import Failure, Reason
 from .._job import Delivery
 from .._tables import Tables
 from ..errors import ArgumentError
+from .transactions import Transactions
 
 __all__ = ["Consumer", "host_name"]
 
-T = TypeVar("T")
-
-TRIES = 5
-PAUSE = 0.02
 LANES_REMEMBERED = 1.0
 DOOMED_ROUNDS = 20
 CLEARING_TIME = 1.0
 BLOCKED_PAUSE = 1.0
+UNANSWERED = 5.0  # how long a server may be busy with a COMMIT whose connection is gone
 
 
-class Consumer:
+class Consumer(Transactions):
     """
-    Transactions on an engine of the queue's own, repeated when the database says that another one was in the way.
+    Claims, settles and renews.
     """
 
     def __init__(self, source: URL | Engine, tables: Tables) -> None:
-        self._source = source
+        super().__init__(source)
         self._tables = tables
-        self._guard = threading.Lock()
-        self._engine: Engine | None = None
-        self._process = os.getpid()
         self._lanes: dict[tuple[str, ...], tuple[float, list[Lane]]] = {}
+        self._unanswered: deque[_Unanswered] = deque()
 
-    @property
-    def engine(self) -> Engine:
-        """
-        The queue's own engine in this process.
-        """
-        with self._guard:
-            if self._engine is not None and self._process != os.getpid():
-                self._engine.dispose(close=False)  # the connections belong to the parent of this fork
-                self._engine = None
-            if self._engine is None:
-                self._engine = consumer_engine(self._source)
-                self._process = os.getpid()
-            return self._engine
-
-    def close(self) -> None:
-        """
-        Give up the connections. The next operation opens new ones.
-        """
-        with self._guard:
-            if self._engine is not None:
-                self._engine.dispose()
-
-    def read(self, operation: Callable[[sa.Connection], T]) -> T:
-        """
-        Run a reading transaction.
-        """
-        return self._run(lambda connection, repeated: operation(connection), read_only=True)
-
-    def write(self, operation: Callable[[sa.Connection], T], *, lock_wait: float | None = None) -> T:
-        """
-        Run a writing transaction, again after a conflict; a lost connection is the caller's to judge.
-        """
-        return self._run(lambda connection, repeated: operation(connection), lock_wait=lock_wait)
-
-    def claim(self, queues: Sequence[str], limit: int, lease: float, worker: str, company: Company = Company.NONE) -> list[Delivery]:
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        worker: str,
+        company: Company = Company.NONE,
+        *,
+        not_repeated: frozenset[str] = frozenset(),
+    ) -> list[Delivery]:
         """
         Take up to `limit` jobs for `lease` seconds, in order of precedence; an empty list when none may be taken now.
+
+        Args:
+            not_repeated: names of the jobs that have failed when their worker dies.
         """
-        asked = _Claim(limit, lease, worker, company)
+        self.give_back()
+        asked = _Claim(limit, lease, worker, company, not_repeated)
         try:
             self._claim_from(self._remembered_lanes(queues), asked)
             if asked.wanted:
@@ -106,6 +80,33 @@ class Consumer:
         rank = {name: place for place, name in enumerate(queues)}
         asked.taken.sort(key=lambda one: (rank[one.delivery.queue], -one.priority, one.due, one.delivery.id))
         return [one.delivery for one in asked.taken]
+
+    def give_back(self) -> None:
+        """
+        Release what was taken by a claim whose answer was lost. Nobody knows of these jobs: until their leases end they
+        would not run, and then as if a worker had died of them.
+        """
+        for _ in range(len(self._unanswered)):
+            try:
+                claim = self._unanswered.popleft()
+            except IndexError:  # another thread sees to it
+                return
+            try:
+                done = self._give_back(claim)
+            except Exception:
+                self._unanswered.append(claim)
+                raise
+            if not done:
+                self._unanswered.append(claim)
+
+    def _give_back(self, claim: _Unanswered) -> bool:
+        """
+        False when it is worth another look.
+        """
+        ids = self.read(lambda connection: taken_under(connection, self._tables, claim.lanes, claim.terms))
+        if not ids:
+            return time.monotonic() > claim.until
+        return not self.settle([Settlement(id, claim.terms.token, False, Release(0.0, None)) for id in ids]).blocked
 
     def due_in(self, queues: Sequence[str]) -> float | None:
         """
@@ -133,7 +134,7 @@ class Consumer:
         results = Results()
         for start in range(0, len(group), GROUP):
             part = group[start : start + GROUP]
-            found = self._run(
+            found = self.run(
                 lambda connection, repeated, part=part: settle(connection, self._tables, part, repeated=repeated),  # type: ignore[misc]
                 lock_wait=lock_wait,
                 repeat_lost=True,
@@ -161,30 +162,6 @@ class Consumer:
                 lost |= self.read(lambda connection, rest=rest: lost_leases(connection, self._tables, rest))  # type: ignore[misc]
         return renewed, lost
 
-    def _run(
-        self,
-        operation: Callable[[sa.Connection, bool], T],
-        *,
-        lock_wait: float | None = None,
-        read_only: bool = False,
-        repeat_lost: bool = False,
-        repeated: bool = False,
-    ) -> T:
-        for left in reversed(range(TRIES)):
-            try:
-                with self.engine.connect() as connection:
-                    consumer_options(connection, lock_wait=lock_wait, read_only=read_only)
-                    with connection.begin():  # a conflict may first show at COMMIT
-                        return operation(connection, repeated)
-            except DBAPIError as error:
-                trouble = trouble_of(error)
-                again = trouble is Trouble.CONFLICT or (trouble is Trouble.LOST and (repeat_lost or read_only))
-                if not again or not left:
-                    raise
-                repeated = repeated or trouble is Trouble.LOST
-                time.sleep(PAUSE * (TRIES - left) * (0.5 + random.random()))
-        raise AssertionError("unreachable")
-
     def _remembered_lanes(self, queues: Sequence[str]) -> list[Lane]:
         looked, lanes = self._lanes.get(tuple(queues), (0.0, []))
         age = time.monotonic() - looked
@@ -202,24 +179,32 @@ class Consumer:
         left = [lane for lane in lanes if lane.due_in <= LANES_REMEMBERED]
         until = time.monotonic() + CLEARING_TIME
         while left:
-            found, left = self.write(
-                lambda connection, left=left: self._claim_lanes(connection, left, asked),  # type: ignore[misc]
-                lock_wait=asked.lease / 6,
-            )
+            terms = asked.terms()
+            try:
+                found, left = self.write(
+                    lambda connection, left=left, terms=terms: self._claim_lanes(connection, left, asked, terms),  # type: ignore[misc]
+                    lock_wait=asked.lease / 6,
+                )
+            except DBAPIError as error:
+                if trouble_of(error) is Trouble.LOST:
+                    self._unanswered.append(_Unanswered(terms, left, time.monotonic() + UNANSWERED))
+                raise
             asked.taken.extend(found)
             if asked.taken or time.monotonic() > until:
                 return
 
-    def _claim_lanes(self, connection: sa.Connection, lanes: Sequence[Lane], asked: _Claim) -> tuple[list[_Taken], list[Lane]]:
+    def _claim_lanes(
+        self, connection: sa.Connection, lanes: Sequence[Lane], asked: _Claim, terms: Lease
+    ) -> tuple[list[_Taken], list[Lane]]:
         """
         What was taken, and the lanes whose jobs that must not run were more than one transaction should move.
         """
-        lease, company = asked.terms(), asked.company_now
+        company = asked.company_now
         taken: list[_Taken] = []
         unfinished: list[Lane] = []
         for lane in lanes:
             wanted = asked.wanted - len(taken)
-            found, company, finished = self._claim_lane(connection, lane, wanted, lease, company)
+            found, company, finished = self._claim_lane(connection, lane, wanted, terms, company)
             taken += found
             if not finished:
                 unfinished.append(lane)
@@ -265,6 +250,17 @@ class _Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unanswered:
+    """
+    A claim whose connection was lost: its COMMIT may have been applied.
+    """
+
+    terms: Lease
+    lanes: Sequence[Lane]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Claim:
     """
     A claim under way: what was asked for, and what it has got.
@@ -274,6 +270,7 @@ class _Claim:
     lease: float
     worker: str
     company: Company
+    not_repeated: frozenset[str]
     taken: list[_Taken] = field(default_factory=list)
 
     @property
@@ -285,7 +282,7 @@ class _Claim:
         return company_of(((one.delivery.reclaimed_from is not None, one.delivery.last_attempt) for one in self.taken), self.company)
 
     def terms(self) -> Lease:
-        return Lease(token=secrets.token_hex(16), worker=self.worker, seconds=self.lease)
+        return Lease(secrets.token_hex(16), self.worker, self.lease, self.not_repeated)
 
 
 def _sort(rows: Iterable[ClaimedRow], lease: Lease) -> tuple[list[tuple[ClaimedRow, Delivery]], list[tuple[ClaimedRow, Failure]]]:
@@ -318,6 +315,9 @@ def _doomed(row: ClaimedRow) -> Failure | None:
             return Failure(Reason.WORKER_LOST, None, text)
         case "exhausted":
             return Failure(Reason.MAX_ATTEMPTS_EXCEEDED, None, f"all {row.max_attempts} attempts are used")
+        case "lost":
+            text = f"worker {row.reserved_by} died or lost its lease during attempt {row.attempts}, and this job is not to be repeated then"
+            return Failure(Reason.WORKER_LOST, None, text)
     return None
 
 

@@ -19,6 +19,7 @@ from ..errors import LockTimeout, OptionError, StaleDelivery
 from .consumer import host_name
 from .database import Configured
 from .producer import DEFAULT_QUEUE
+from .registry import Registry
 
 __all__ = ["DEFAULT_LEASE", "Operations", "check_lease", "check_queues"]
 
@@ -33,6 +34,8 @@ class Operations(Configured):
     """
     The consumer's side of a queue.
     """
+
+    registry: Registry
 
     def claim(
         self,
@@ -61,7 +64,7 @@ class Operations(Configured):
         until = time.monotonic() + seconds(wait, "wait")
         pause = 0.01
         while True:
-            deliveries = self.consumer.claim(names, limit, length, host_name())
+            deliveries = self.consumer.claim(names, limit, length, host_name(), not_repeated=self.registry.not_repeated())
             left = until - time.monotonic()
             if deliveries or left <= 0:
                 return deliveries

@@ -64,8 +64,9 @@ class Producer(Configured):
 
         Args:
             name: what rows call the job; `module.qualname` if not given.
-            options: row options (see `Job.options`) and code options: `backoff`, a policy or a function from the number of
-                the attempt that failed to seconds.
+            options: row options (see `Job.options`) and code options. `backoff`: a policy, or a function from the number of
+                the attempt that failed to seconds. `on_worker_lost`: what becomes of a job whose worker died or lost the
+                lease while it had it; `"retry"` runs it again while it has attempts left, `"fail"` moves it to the failed table.
 
         Raises:
             RegistrationError: the signature or an annotation cannot travel, or the name is taken.

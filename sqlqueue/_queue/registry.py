@@ -69,6 +69,14 @@ class Registry:
         code = routed.over(job.code) if job is not None else routed
         return code.backoff or DEFAULT_BACKOFF
 
+    def not_repeated(self) -> frozenset[str]:
+        """
+        The names of the jobs that have failed when their worker dies.
+        """
+        chosen = {name: job.code.on_worker_lost for name, job in list(self._jobs.items())}
+        chosen |= {name: code.on_worker_lost for name, (_, code) in list(self._routes.items()) if code.on_worker_lost is not None}
+        return frozenset(name for name, choice in chosen.items() if choice == "fail")
+
     def load(self, modules: Iterable[str] = ()) -> None:
         """
         Import the modules that register jobs, and resolve every job's annotations.

@@ -4,6 +4,7 @@ The thread that claims.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from functools import partial
@@ -54,6 +55,8 @@ class Claimer:
         except BaseException as error:
             shift.die(error)
         finally:
+            with contextlib.suppress(*TROUBLE):
+                shift.queue.consumer.give_back()
             shift.bell.ring()
 
     def start_up(self) -> None:
@@ -83,7 +86,8 @@ class Claimer:
         """
         shift = self._shift
         before = time.monotonic()  # the lease begins no earlier
-        deliveries = shift.queue.consumer.claim(shift.queues, limit, shift.lease, shift.name, shift.holdings.company())
+        company, not_repeated = shift.holdings.company(), shift.queue.registry.not_repeated()
+        deliveries = shift.queue.consumer.claim(shift.queues, limit, shift.lease, shift.name, company, not_repeated=not_repeated)
         claimed = [Held(delivery, self._context(delivery), before) for delivery in deliveries]
         shift.holdings.add(claimed)
         return claimed

@@ -4,6 +4,7 @@ The threads of one run, and how it ends.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from queue import Empty
@@ -31,8 +32,9 @@ class Crew:
     Starts the threads, waits until the shift is over, and sees to it that nothing is lost then.
     """
 
-    def __init__(self, shift: Shift, *, wait_for_database: float) -> None:
+    def __init__(self, shift: Shift, *, wait_for_database: float, shutdown_timeout: float | None) -> None:
         self._shift = shift
+        self._shutdown_timeout = shutdown_timeout
         self._renewer = Renewer(shift)
         self._claimer = Claimer(shift, self._renewer, wait_for_database=wait_for_database)
         self._settler = Settler(shift)
@@ -99,15 +101,30 @@ class Crew:
             if shift.holdings.busy:
                 log.info("%s: no more jobs are taken, %d are running", shift.reason or "trouble", shift.holdings.busy)
         while not self._is_over(since):
-            if shift.signals > 1:
-                self._cut_short()
+            if why := self._why_not_wait():
+                self._cut_short(why)
                 return False
             self._wait()
         return True
 
     def _wait(self) -> None:
-        self._shift.bell.wait(self._tick)
+        self._shift.bell.wait(min(self._tick, self._time_to_finish()))
         self._renewer.doubt()  # here too: the thread that renews may be waiting for an answer
+
+    def _why_not_wait(self) -> str | None:
+        """
+        Why running jobs get no more time, if they do not.
+        """
+        if self._shift.signals > 1:
+            return "second signal"
+        return f"{self._shutdown_timeout:g} s to shut down are over" if self._time_to_finish() <= 0 else None
+
+    def _time_to_finish(self) -> float:
+        """
+        Seconds that running jobs still have.
+        """
+        asked_at, timeout = self._shift.asked_at, self._shutdown_timeout
+        return math.inf if asked_at is None or timeout is None else asked_at + timeout - time.monotonic()
 
     def _is_over(self, since: float) -> bool:
         if self._shift.fatal is not None:
@@ -124,9 +141,9 @@ class Crew:
             if held is not None:
                 self._shift.end(held, HANDED_BACK)
 
-    def _cut_short(self) -> None:
+    def _cut_short(self, why: str) -> None:
         running = self._shift.holdings.running()
-        log.warning("second signal: handing back %d running jobs, due again in %g s", len(running), HAND_BACK_DELAY)
+        log.warning("%s: handing back %d running jobs, due again in %g s", why, len(running), HAND_BACK_DELAY)
         self._shift.closing.set()  # no renewal may hold the rows
         # Whatever the database does, the process ends now.
         helper = self._thread("hand-back", lambda: self._hand_back(running))

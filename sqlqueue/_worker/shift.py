@@ -161,8 +161,8 @@ class Shift:
         self.look_now = False
         self.reason: str | None = None
         """Why it stops."""
-        self.asked = False
-        """Somebody asked, so what has not started is handed back; a limit lets it run."""
+        self.asked_at: float | None = None
+        """By the monotonic clock: when somebody asked, so that what has not started is handed back; a limit lets it run."""
         self.signals = 0
         self.fatal: BaseException | None = None
         self.closing = threading.Event()
@@ -172,12 +172,17 @@ class Shift:
         self.own_threads: set[int | None] = set()
 
     @property
+    def asked(self) -> bool:
+        return self.asked_at is not None
+
+    @property
     def ending(self) -> bool:
         return self.reason is not None or self.fatal is not None
 
     def ask_to_stop(self, reason: str) -> None:
         # May run in a signal handler, between any two bytecodes of the main thread: nothing here may wait for a lock.
-        self.asked = True
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
         self.reason = self.reason or reason
         self._ring()
 

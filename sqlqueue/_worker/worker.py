@@ -40,6 +40,8 @@ class Worker:
         max_time: stop claiming after so many seconds.
         max_memory: stop when the process uses more than so many MiB.
         wait_for_database: seconds to wait for a database that cannot be reached at the start.
+        shutdown_timeout: seconds that running jobs have to finish after a signal or `stop()`; then they are handed back,
+            due in 5 s and with their attempts given back. As long as it takes if not given.
 
     Example:
         `Worker(queue, ["high", "default"], concurrency=4).run()`
@@ -57,6 +59,7 @@ class Worker:
         max_time: float | timedelta | None = None,
         max_memory: int | None = None,
         wait_for_database: float | timedelta = 60,
+        shutdown_timeout: float | timedelta | None = None,
     ) -> None:
         self.queue = queue
         self.queues = check_queues(queues)
@@ -72,6 +75,7 @@ class Worker:
             max_memory=None if max_memory is None else _count("max_memory", max_memory, sys.maxsize),
         )
         self._wait_for_database = seconds(wait_for_database, "wait_for_database")
+        self._shutdown_timeout = None if shutdown_timeout is None else seconds(shutdown_timeout, "shutdown_timeout")
         self._guard = threading.Lock()
         self._shift: Shift | None = None
         self._stopped_early = False
@@ -80,7 +84,8 @@ class Worker:
 
     def run(self) -> int:
         """
-        Work until a limit, a signal or `stop()`; the exit code: 0, or 1 if a second signal cut running jobs short.
+        Work until a limit, a signal or `stop()`; the exit code: 0, or 1 if a second signal or `shutdown_timeout` cut
+        running jobs short.
 
         In the main thread SIGTERM, SIGINT and SIGQUIT are caught meanwhile. After a 1 running handlers are still under
         way in their threads: end the process with `os._exit`, so that it does not wait for them.
@@ -105,7 +110,7 @@ class Worker:
         began = time.monotonic()
         try:
             self.queue.registry.load()
-            found = Crew(shift, wait_for_database=self._wait_for_database).run_one()
+            found = self._crew(shift).run_one()
             self.summary = Summary("once", time.monotonic() - began, shift.counts)
         finally:
             self._end(shift)
@@ -176,7 +181,7 @@ class Worker:
             try:
                 with signals.interrupting():
                     self.queue.registry.load()
-                clean = Crew(shift, wait_for_database=self._wait_for_database).work()
+                clean = self._crew(shift).work()
             except Interrupted:
                 clean = True
         self.summary = Summary(shift.reason or "error", time.monotonic() - began, shift.counts)
@@ -184,6 +189,9 @@ class Worker:
             raise shift.fatal
         log.info("%s", self.summary)
         return 0 if clean else 1
+
+    def _crew(self, shift: Shift) -> Crew:
+        return Crew(shift, wait_for_database=self._wait_for_database, shutdown_timeout=self._shutdown_timeout)
 
     def _run_beside(self, shift: Shift) -> None:
         shift.own_threads = {threading.get_ident()}

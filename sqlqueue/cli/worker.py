@@ -39,12 +39,14 @@ __all__ = ["work"]
 @click.option(
     "--wait-for-database", type=float, default=60, show_default=True, metavar="SECONDS", help="How long to wait for it at the start."
 )
+@click.option("--shutdown-timeout", type=float, metavar="SECONDS", help="How long to wait for running jobs; then hand them back, exit 1.")
 @click.option("--verbose", "-v", is_flag=True, help="One line a job.")
 def work(target: Target, *, queues: Sequence[str], once: bool, imports: Sequence[str], verbose: bool, **limits: Any) -> None:
     """
     Run jobs until told to stop.
 
-    SIGTERM or SIGINT: take no more jobs, finish the running ones, exit 0. A second one hands the running ones back and exits 1.
+    SIGTERM or SIGINT: take no more jobs, finish the running ones, exit 0. A second one, or --shutdown-timeout, hands the
+    running ones back and exits 1.
     """
     names = [name.strip() for part in queues for name in part.split(",")] or [DEFAULT_QUEUE]
     if once:

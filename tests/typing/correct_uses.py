@@ -35,7 +35,7 @@ def bare_with_context(context: JobContext, number: int) -> int:
 def with_context(context: JobContext, number: int, names: Mapping[str, list[int]]) -> None: ...
 
 
-@queue.job(backoff=Fixed(5))
+@queue.job(backoff=Fixed(5), on_worker_lost="fail")
 def nothing() -> None: ...
 
 

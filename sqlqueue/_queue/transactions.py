@@ -1,0 +1,102 @@
+"""
+Short transactions on an engine of the queue's own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Engine
+from sqlalchemy.exc import DBAPIError
+
+from .._dialects import Trouble, consumer_engine, consumer_options, trouble_of
+
+__all__ = ["Transactions"]
+
+T = TypeVar("T")
+
+TRIES = 5
+PAUSE = 0.02
+
+
+class Transactions:
+    """
+    Runs operations, each in a transaction, again when the database says that another one was in the way.
+    """
+
+    def __init__(self, source: URL | Engine) -> None:
+        self._source = source
+        self._guard = threading.Lock()
+        self._engine: Engine | None = None
+        self._process = os.getpid()
+
+    @property
+    def engine(self) -> Engine:
+        """
+        The queue's own engine in this process.
+        """
+        with self._guard:
+            if self._engine is not None and self._process != os.getpid():
+                self._engine.dispose(close=False)  # the connections belong to the parent of this fork
+                self._engine = None
+            if self._engine is None:
+                self._engine = consumer_engine(self._source)
+                self._process = os.getpid()
+            return self._engine
+
+    def close(self) -> None:
+        """
+        Give up the connections. The next operation opens new ones.
+        """
+        with self._guard:
+            if self._engine is not None:
+                self._engine.dispose()
+
+    def read(self, operation: Callable[[sa.Connection], T]) -> T:
+        """
+        Run a reading transaction.
+        """
+        return self.run(lambda connection, repeated: operation(connection), read_only=True)
+
+    def write(self, operation: Callable[[sa.Connection], T], *, lock_wait: float | None = None) -> T:
+        """
+        Run a writing transaction, again after a conflict; a lost connection is the caller's to judge.
+        """
+        return self.run(lambda connection, repeated: operation(connection), lock_wait=lock_wait)
+
+    def run(
+        self,
+        operation: Callable[[sa.Connection, bool], T],
+        *,
+        lock_wait: float | None = None,
+        read_only: bool = False,
+        repeat_lost: bool = False,
+        repeated: bool = False,
+    ) -> T:
+        """
+        Run a transaction. The operation is told whether it runs again after a connection was lost.
+
+        Args:
+            repeat_lost: run it again after a lost connection, too; the first try may have been applied.
+            repeated: an earlier call ended with a lost connection.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                with self.engine.connect() as connection:
+                    consumer_options(connection, lock_wait=lock_wait, read_only=read_only)
+                    with connection.begin():  # a conflict may first show at COMMIT
+                        return operation(connection, repeated)
+            except DBAPIError as error:
+                trouble = trouble_of(error)
+                again = trouble is Trouble.CONFLICT or (trouble is Trouble.LOST and (repeat_lost or read_only))
+                if not again or not left:
+                    raise
+                repeated = repeated or trouble is Trouble.LOST
+                time.sleep(PAUSE * (TRIES - left) * (0.5 + random.random()))
+        raise AssertionError("unreachable")
