@@ -32,7 +32,7 @@ class Crew:
     Starts the threads, waits until the shift is over, and sees to it that nothing is lost then.
     """
 
-    def __init__(self, shift: Shift, *, wait_for_database: float, shutdown_timeout: float | None) -> None:
+    def __init__(self, shift: Shift, *, wait_for_database: float, shutdown_timeout: float | None = None) -> None:
         self._shift = shift
         self._shutdown_timeout = shutdown_timeout
         self._renewer = Renewer(shift)
