@@ -110,7 +110,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """A storm over a queue: -- --database mysql --minutes 10 --seed 42. Without arguments also the tests marked chaos."""
+    """A storm over a queue: -- --database mysql,galera --minutes 10 --seed 42. Without arguments also the tests marked chaos."""
     install(session, "test")
     if not session.posargs:
         session.run("pytest", "-m", "chaos")

@@ -20,8 +20,9 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,7 +34,7 @@ from sqlalchemy.pool import NullPool
 
 NAMES = ("sqlite", "postgresql", "mysql", "mariadb")
 DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
-SCHEMES = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mysql+pymysql"}
+SCHEMES = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mysql+pymysql", "pgbouncer": "postgresql+psycopg"}
 USER, PASSWORD = "sqlqueue", "test-password"
 MYSQL_HOME = Path(os.environ.get("SQLQUEUE_MYSQL_HOME", "/var/cache/sqlqueue-mysql"))
 
@@ -82,6 +83,26 @@ def find_program(name: str) -> Path | None:
         if candidate and os.access(candidate, os.X_OK) and "MariaDB" not in output_of(str(candidate), "--version"):
             return Path(candidate)
     return None
+
+
+def find_pgbouncer() -> Path | None:
+    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
+    return Path(found) if found else None
+
+
+def find_faketime() -> Path | None:
+    """The library that, loaded before all others, tells a process another time; the one for processes with threads."""
+    return next((path for pattern in ("*/faketime", "faketime") for path in Path("/usr/lib").glob(f"{pattern}/libfaketimeMT.so.1")), None)
+
+
+def needed(found: Path | None, name: str, database: str) -> Path:
+    """What a test needs beside its database: without it the test is skipped by name, and fails where the database is required."""
+    import pytest  # not at the top: the benchmarks start servers without it
+
+    if found is None:
+        required = [name.strip() for name in os.environ.get("SQLQUEUE_TEST_REQUIRE", "").split(",")]
+        (pytest.fail if database in required else pytest.skip)(f"{database}: no {name} found")
+    return found
 
 
 def output_of(*command: str) -> str:
@@ -306,6 +327,86 @@ class MariaDB(MySQL):
         # It lies in a bin folder where its server may lie in sbin.
         installer = shutil.which("mariadb-install-db", path=f"{self.program.parent}:{self.program.parent.parent}/bin")
         return [*self.beginning(installer or "mariadb-install-db"), "--auth-root-authentication-method=normal", "--skip-test-db"]
+
+
+class PgBouncer(PostgreSQL):
+    """A pooler before a PostgreSQL server, with pools of several sizes before each database that it is told of."""
+
+    name = "pgbouncer"
+    stop_signal = signal.SIGTERM  # at once; SIGINT would wait for transactions
+    discard_signal = signal.SIGTERM
+    sizes = (1, 2)
+
+    def __init__(self, program: Path, home: Path, watch: Callable[[int], None], database: Database, settings: Mapping[str, str]) -> None:
+        self.server = make_url(database.url)
+        self.settings = settings
+        super().__init__(program, home, watch)
+        self.url = self.url.set(username=self.server.username, password=self.server.password)
+
+    def maintenance_database(self) -> str:
+        return "pgbouncer"  # its own console
+
+    def prepare(self) -> None:
+        server, own = self.server, self.home / "pgbouncer.ini"
+        users = self.home / "users"
+        users.write_text(f'"{server.username}" "{server.password}"\n')
+        place = f"host={server.host} port={server.port or 5432} dbname={server.database}"
+        pools = "".join(f"{self.database_of(size)} = {place} pool_size={size}\n" for size in self.sizes)
+        settings = {
+            **self.settings,
+            "listen_addr": "127.0.0.1",
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_file": users,
+            "admin_users": server.username,
+        }
+        own.write_text(f"[databases]\n{pools}\n[pgbouncer]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
+        if os.geteuid() == 0:
+            for path in (self.home, own, users):
+                shutil.chown(path, self.account())  # it refuses to run as root, too
+
+    def command(self) -> list[str]:
+        return [str(self.program), str(self.home / "pgbouncer.ini")]
+
+    def answers(self) -> bool:
+        try:
+            with create_engine(self.pool_of(1).url, poolclass=NullPool).connect():
+                return True
+        except DBAPIError:
+            return False
+
+    def order(self, command: str) -> None:
+        """Give a command at the console. It speaks only the simple protocol, and knows nothing of what SQLAlchemy asks at first."""
+        import psycopg  # not at the top: the tests of the other databases do without it
+
+        url = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(url, autocommit=True, connect_timeout=5, cursor_factory=psycopg.ClientCursor) as connection:
+            connection.execute(command)
+
+    def database_of(self, size: int) -> str:
+        return f"{self.server.database}_{size}"
+
+    def pool_of(self, size: int) -> Database:
+        """The database through a pool of that many connections to the server."""
+        return Database("postgresql", self.url.set(database=self.database_of(size)).render_as_string(hide_password=False))
+
+
+@contextmanager
+def pooler_before(database: Database, settings: Mapping[str, str]) -> Iterator[PgBouncer]:
+    """A private PgBouncer; the test must have been told by `needed` that there is one."""
+    program = find_pgbouncer()
+    assert program is not None
+    folder = Path(tempfile.mkdtemp(prefix="sqlqueue-tests-"))
+    folder.chmod(0o711)
+    guardian = Guardian(folder)
+    pooler = PgBouncer(program, folder / "pgbouncer", guardian.watch, database, settings)
+    try:
+        pooler.start()
+        yield pooler
+    finally:
+        pooler.discard()
+        guardian.dismiss()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 INSTANCES: Mapping[str, type[Instance]] = {kind.name: kind for kind in (PostgreSQL, MySQL, MariaDB)}

@@ -8,7 +8,7 @@ say what an error means.
 from __future__ import annotations
 
 from .clock import after, now
-from .engines import consumer_engine, consumer_options, consumer_url, database_label, driver_extra
+from .engines import consumer_engine, consumer_options, consumer_url, database_label, driver_extra, producer_engine
 from .inserts import insert_if_absent
 from .producers import check_transactional
 from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
@@ -39,6 +39,7 @@ __all__ = [
     "insert_if_absent",
     "lock_by_primary_key",
     "now",
+    "producer_engine",
     "server_of",
     "trouble_of",
 ]

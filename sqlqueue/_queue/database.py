@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.orm import Session
 
-from .._dialects import consumer_url
+from .._dialects import consumer_url, producer_engine
 from .._tables import Tables
 from ..errors import NotConfigured, OptionError
 from .consumer import Consumer
@@ -119,7 +119,7 @@ class Configured:
         if isinstance(source, Engine) and not source.dialect.is_async:
             return Session(source)
         if self._producer is None:
-            self._producer = sa.create_engine(consumer_url(source if isinstance(source, URL) else source.url))
+            self._producer = producer_engine(consumer_url(source if isinstance(source, URL) else source.url))
         return Session(self._producer)
 
 

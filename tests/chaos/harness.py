@@ -1,10 +1,11 @@
 """
 A storm over a queue: processes are killed, stopped and frozen, servers restarted, and a checker judges what is left.
 
-    python -m tests.chaos.harness --database postgresql --minutes 3 --seed 42
+    python -m tests.chaos.harness --database postgresql,mysql --minutes 3 --seed 42
 
-Prints the seed, the counts and the verdict; exits with 1 when a promise was broken. With --url the storm uses that database, in
-tables of its own (`chaos_…`, dropped and created), and leaves its server alone.
+Prints the seed, the counts and the verdict; exits with 1 when a promise was broken. Storms over several databases go on at the
+same time. With --url the storm uses that database, in tables of its own (`chaos_…`, dropped and created), and leaves its server
+alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import random
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +38,7 @@ from tests.chaos.checker import Evidence, Incidents, Violation
 from tests.chaos.cluster import Arena, galera, restarts_of
 from tests.servers import NAMES, SCHEMES, Servers
 
+PLACES = (*NAMES, "galera")
 WORKERS = 4
 PRODUCERS = 3
 TICK = 0.05
@@ -381,18 +384,39 @@ def main() -> int:
     Run a storm; 1 when a promise was broken.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.harness", description="A storm over a queue.")
-    parser.add_argument("--database", choices=(*NAMES, "galera"), default="sqlite")
+    parser.add_argument("--database", default="sqlite", metavar="NAME,…", help=f"some of {', '.join(PLACES)}")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None, help="a random one if not given")
     parser.add_argument("--url", help="a database to use instead of a private server")
     options = parser.parse_args()
-    if options.url and options.database == "galera":
-        parser.error("--url: the cluster is always our own")
+    databases = options.database.split(",")
+    if unknown := set(databases) - set(PLACES):
+        parser.error(f"--database: there is no {', '.join(sorted(unknown))}; known are {', '.join(PLACES)}")
+    if options.url and ("galera" in databases or len(databases) > 1):
+        parser.error("--url: for one database, and the cluster is always our own")
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+    if len(databases) > 1:
+        return rage_together(databases, options.minutes, seed)
+    return rage(options.database, options.minutes, seed, options.url)
+
+
+def rage_together(databases: Sequence[str], minutes: float, seed: int) -> int:
+    """
+    A storm over each of the databases, each in a process of its own.
+    """
+    command = [sys.executable, "-m", "tests.chaos.harness", "--minutes", str(minutes), "--seed", str(seed)]
+    storms = [subprocess.Popen([*command, "--database", database]) for database in databases]
+    return max(storm.wait() for storm in storms)
+
+
+def rage(database: str, minutes: float, seed: int, url: str | None) -> int:
+    """
+    A storm over one database.
+    """
     folder = Path(tempfile.mkdtemp(prefix="sqlqueue-chaos-"))
-    print(f"chaos: {options.database}, seed {seed}: {options.minutes:g} minutes begin, logs are in {folder}", flush=True)
-    with arena_of(options.database, options.url, folder) as arena:
-        report = Storm(arena, seed, folder).run(options.minutes * 60)
+    print(f"chaos: {database}, seed {seed}: {minutes:g} minutes begin, logs are in {folder}", flush=True)
+    with arena_of(database, url, folder) as arena:
+        report = Storm(arena, seed, folder).run(minutes * 60)
     print(report, flush=True)
     if not report.violations:
         shutil.rmtree(folder)
