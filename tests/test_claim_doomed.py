@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import Engine
 
 from sqlqueue import Queue
 from sqlqueue._queue import consumer as consumers
+from sqlqueue.errors import StaleDelivery
 from tests.rows import (
     PATIENCE,
     can_lock_rows,
@@ -71,6 +73,25 @@ def test_a_job_whose_worker_died_on_its_last_attempt_names_that_worker(queue: Qu
     assert failed["attempts"] == 2
     assert failed["error_message"] == "worker dead:1 died or lost its lease during attempt 2 of 2; the last error was: OSError: first try"
     assert failed["failed_at"] <= moment_of(observer)
+
+
+def test_a_last_attempt_is_nobody_else_s_business_until_its_lease_ends_and_then_it_fails_once(queue: Queue, observer: Engine) -> None:
+    """All attempts are used while the last one runs: another worker that looks must not take that for the end."""
+    id, other = put(observer, queue, 2, max_attempts=1)
+    (delivery,) = queue.claim(lease=600)
+    before = jobs_in(observer, queue)[id]
+    (another,) = queue.claim(limit=5)
+    assert another.id == other
+    assert (jobs_in(observer, queue)[id], failed_in(observer, queue)) == (before, {})
+    queue.complete(another)
+    expire(observer, queue)
+    assert queue.claim() == []
+    failed = failed_in(observer, queue)
+    assert [(row["id"], row["reason"]) for row in failed.values()] == [(id, "worker_lost")]
+    for late in (lambda: queue.complete(delivery), lambda: queue.fail(delivery, "too late")):
+        with pytest.raises(StaleDelivery):
+            late()
+    assert (jobs_in(observer, queue), failed_in(observer, queue)) == ({}, failed)
 
 
 def test_the_job_behind_one_that_is_moved_is_handed_out_by_the_same_claim(queue: Queue, observer: Engine) -> None:
@@ -200,6 +221,19 @@ def test_rows_without_a_worker_s_name_are_reclaimed_all_the_same(queue: Queue, o
     put(observer, queue, lease_in=-1, reserved_by=None, reserved_token=None)
     (delivery,) = queue.claim()
     assert delivery.reclaimed_from is not None
+
+
+def test_a_job_that_cannot_be_moved_stops_nobody(queue: Queue, observer: Engine) -> None:
+    """A failed job has its id already: somebody has emptied the jobs table so that ids began again, or restored the other one."""
+    (id,) = put(observer, queue, payload="[]", due_in=-60)
+    tables = queue.tables
+    columns = [column.name for column in tables.failed.c if column.name in tables.jobs.c]
+    source = sa.select(*(tables.jobs.c[name] for name in columns), sa.literal("exception"), tables.jobs.c.created_at)
+    with observer.connect() as connection:
+        connection.execute(sa.insert(tables.failed).from_select([*columns, "reason", "failed_at"], source.where(tables.jobs.c.id == id)))
+    good = put(observer, queue)
+    assert [delivery.id for delivery in queue.claim(limit=5)] == good
+    assert id in failed_in(observer, queue)
 
 
 # --- a unique key that somebody else has locked -----------------------------------------------------------------------

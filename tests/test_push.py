@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
 from threading import Barrier
@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 import sqlmodel
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlqueue import ArgumentError, Job, OptionError, Queue, SqlQueueError
@@ -301,6 +301,45 @@ def test_a_deadlock_reaches_the_caller_as_the_databases_own(
     assert error.__cause__ is error.orig
     assert order_ids(observer) == [winner]
     assert len(job_ids(observer, queue)) == 2
+
+
+@pytest.mark.databases("mysql", "mariadb")
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "in a savepoint"])
+def test_a_transaction_that_a_deadlock_has_undone_cannot_be_gone_on_with(
+    engine: Engine, observer: Engine, queue: Queue, send_invoice: Job[[int], None], nested: bool
+) -> None:
+    """
+    InnoDB rolls all of it back, savepoints too, and the connection is in a new transaction: who catches the error and
+    goes on would commit half of the work. PostgreSQL refuses whatever comes after an error.
+    """
+    both_hold_one = Barrier(2)
+
+    def crosswise(order: int, first: str, second: str) -> int | DBAPIError:
+        with Session(engine) as session:
+            session.add(Order(id=order))
+            session.flush()
+            send_invoice.options(unique=first).push(session, 1)
+            both_hold_one.wait(5)
+            try:
+                with session.begin_nested() if nested else nullcontext():
+                    send_invoice.options(unique=second).push(session, 1)
+            except DBAPIError as error:
+                with suppress(SQLAlchemyError):
+                    session.execute(ORDERS.insert().values(id=order + 10))
+                    session.commit()
+                session.rollback()
+                session.execute(ORDERS.insert().values(id=order + 100))  # from here on it is as good as new
+                session.commit()
+                return error
+            session.commit()
+            return order
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(crosswise, (1, 2), ("a", "b"), ("b", "a")))
+    (error,) = (outcome for outcome in outcomes if isinstance(outcome, DBAPIError))
+    (winner,) = (outcome for outcome in outcomes if isinstance(outcome, int))
+    assert order_ids(observer) == [winner, 103 - winner]
+    assert is_conflict(error), "a savepoint that is gone hides the deadlock"
 
 
 def test_an_error_of_the_database_reaches_the_caller_without_the_arguments(engine: Engine, queue: Queue) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from sqlqueue import Queue
 from sqlqueue._driver.settle import Complete, Move, Release, Results, Settlement
@@ -19,7 +19,8 @@ from sqlqueue._failure import Failure, Reason
 from sqlqueue._job import Delivery
 from sqlqueue._queue import operations
 from sqlqueue.errors import LockTimeout
-from tests.rows import PATIENCE, can_lock_rows, failed_in, holding, jobs_in, keys_in, lock_of, put, put_key
+from tests.producers import wait_at_most
+from tests.rows import PATIENCE, can_lock_rows, failed_in, holding, jobs_in, keys_in, listening, lock_of, put, put_key
 
 T = TypeVar("T")
 
@@ -156,6 +157,47 @@ def test_an_operation_goes_on_as_soon_as_the_lock_is_gone(queue: Queue, observer
         stranger.rollback()
         completing.join(PATIENCE)
     assert jobs_in(observer, queue) == {}
+
+
+CONSUMING: dict[str, Callable[[Queue, Delivery], object]] = {
+    "claim": lambda queue, delivery: queue.claim(limit=5),
+    "renew": lambda queue, delivery: queue.renew(delivery, lease=600),
+    "complete": lambda queue, delivery: queue.complete(delivery),
+    "release": lambda queue, delivery: queue.release(delivery, delay=5),
+    "fail": lambda queue, delivery: queue.fail(delivery, "no"),
+    "clear": lambda queue, delivery: queue.clear("default"),
+    "retry": lambda queue, delivery: queue.failed.retry(all=True),
+    "forget": lambda queue, delivery: queue.failed.forget(all=True),
+}
+
+
+@pytest.mark.parametrize("operation", CONSUMING)
+def test_nothing_that_a_consumer_does_keeps_a_producer_waiting(queue: Queue, observer: Engine, engine: Engine, operation: str) -> None:
+    """
+    Its transaction stands before its COMMIT, and producers push beside whatever it has locked: between rows that it
+    has changed or deleted, and behind the last one, where InnoDB at REPEATABLE READ would have locked the gaps.
+    """
+    pushed: list[int] = []
+    options: list[dict[str, Any]] = [{}, {"priority": 1}, {"priority": -1}, {"delay": 3600}, {"queue": "new"}]
+
+    def produce(connection: Connection) -> None:
+        if pushed or connection.get_execution_options()["sqlqueue_read_only"]:
+            return
+        for level in ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"):
+            with engine.connect().execution_options(isolation_level=level) as producer:
+                wait_at_most(producer, 1)
+                for each in (*options, *({"unique": f"{key} {level}"} for key in "aehz")):
+                    pushed.append(queue.push_named(producer, "stranger", {}, **each).id)
+                producer.commit()
+
+    first, *others = put(observer, queue, 9)
+    for id, key in zip((first, *others), "bdfhjlnpr", strict=True):
+        put_key(observer, queue, id, f"unique:stranger/{key}")
+    delivery, failed = queue.claim(limit=2)
+    queue.fail(failed, "no")
+    with listening(queue.consumer.engine, "commit", produce):
+        CONSUMING[operation](queue, delivery)
+    assert len(pushed) == 3 * 9, "a producer had to wait"
 
 
 def test_clearing_a_queue_waits_for_nobody(queue: Queue, observer: Engine, engine: Engine) -> None:

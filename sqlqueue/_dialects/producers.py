@@ -4,14 +4,19 @@ Whether what is written on a caller's connection commits and rolls back with the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
+from .._tables import INNODB
 from ..errors import NotTransactional
 
-__all__ = ["check_transactional"]
+__all__ = ["check_transactional", "closed_when_undone"]
 
+UNDONE = ((1213,), (1020,))  # a deadlock; MariaDB's strict snapshots
 SQLITE_RECIPE = (
     "see «Serializable isolation / Savepoints / Transactional DDL» in SQLAlchemy's SQLite dialect documentation: "
     "isolation_level=None on connect, BEGIN on begin"
@@ -32,6 +37,22 @@ def check_transactional(connection: sa.Connection) -> None:
             "this connection is in autocommit: the job would exist at once, whatever becomes of your work; "
             "push on a connection with transactions (no isolation_level='AUTOCOMMIT')"
         )
+
+
+@contextmanager
+def closed_when_undone(connection: sa.Connection) -> Iterator[None]:
+    """
+    Let nothing more be sent before the caller rolls back, where the server has undone the whole transaction.
+
+    InnoDB does that at a deadlock, and goes on in a new transaction: who caught the error could commit what came after,
+    without what came before. It forgets the savepoints too, and rolling back to one would hide the deadlock.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if connection.dialect.name in INNODB and error.orig is not None and error.orig.args[:1] in UNDONE:
+            connection.invalidate(error)
+        raise
 
 
 def _check_sqlite(connection: sa.Connection) -> None:

@@ -17,7 +17,7 @@ from .._tables import Tables
 __all__ = ["Lane", "find_lanes"]
 
 HOPS = 50
-BELOW_ALL = -(2**31)
+BELOW_ALL = -(2**31) - 1
 
 
 @dataclass(frozen=True, slots=True)

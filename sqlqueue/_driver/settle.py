@@ -26,6 +26,7 @@ __all__ = [
     "Release",
     "Results",
     "Settlement",
+    "failed_already",
     "free_keys",
     "last_errors",
     "lease_end",
@@ -161,6 +162,13 @@ def last_errors(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -
     jobs = tables.jobs.c
     query = by_primary_key(sa.select(jobs.id, jobs.last_error).where(jobs.id.in_(ids)), tables.jobs)
     return {row.id: row.last_error for row in connection.execute(query)}
+
+
+def failed_already(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> set[int]:
+    """
+    Those of the ids that the failed table has already.
+    """
+    return set(_failed_tokens(connection, tables, ids))
 
 
 def move_to_failed(connection: sa.Connection, tables: Tables, moves: Sequence[Settlement]) -> set[int]:

@@ -23,7 +23,19 @@ from .._arguments import from_json
 from .._dialects import Trouble, trouble_of
 from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, company_of, put_back, taken_under
 from .._driver.lanes import Lane, find_lanes
-from .._driver.settle import GROUP, Move, Release, Results, Settlement, last_errors, lost_leases, move_to_failed, renew, settle
+from .._driver.settle import (
+    GROUP,
+    Move,
+    Release,
+    Results,
+    Settlement,
+    failed_already,
+    last_errors,
+    lost_leases,
+    move_to_failed,
+    renew,
+    settle,
+)
 from .._failure import Failure, Reason
 from .._job import Delivery
 from .._tables import Tables
@@ -231,10 +243,13 @@ class Consumer(Transactions):
         return taken, company, True
 
     def _move(self, connection: sa.Connection, doomed: Sequence[tuple[ClaimedRow, Failure]], lease: Lease) -> None:
-        errors = last_errors(connection, self._tables, [row.id for row, _ in doomed])
-        moves = [_move_of(row, _with_last_error(failure, errors.get(row.id)), lease) for row, failure in doomed]
+        ids = [row.id for row, _ in doomed]
+        errors = last_errors(connection, self._tables, ids)
+        # An id that has come twice, after somebody has reset the counter: an error here would stop every worker in turn.
+        there = failed_already(connection, self._tables, ids)
+        moves = [_move_of(row, _with_last_error(failure, errors.get(row.id)), lease) for row, failure in doomed if row.id not in there]
         moved = move_to_failed(connection, self._tables, moves)
-        # A duplicate push holds the key of the others. Under our lease they would look like jobs that we died of.
+        # The others stay: a duplicate push holds their key. Under our lease they would look like jobs that we died of.
         put_back(connection, self._tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
 
 

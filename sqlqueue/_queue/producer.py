@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from .._arguments import check_json, to_json
 from .._backoff import Backoff, delay_after
+from .._dialects import closed_when_undone
 from .._driver import push as driver
 from .._driver.push import NewJob
 from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
@@ -106,9 +107,10 @@ class Producer(Configured):
         """
         job = self._new_job(bound)
         connection = producer_connection(session, self.tables.jobs, "push")
-        if job.key is None:
-            return Pushed(driver.insert_job(connection, self.tables, job), created=True)
-        return driver.insert_keyed_job(connection, self.tables, job)
+        with closed_when_undone(connection):
+            if job.key is None:
+                return Pushed(driver.insert_job(connection, self.tables, job), created=True)
+            return driver.insert_keyed_job(connection, self.tables, job)
 
     async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed:
         """
@@ -131,8 +133,9 @@ class Producer(Configured):
         rows = [self._new_job(bound) for bound in jobs]
         connection = producer_connection(session, self.tables.jobs, "push_many")
         keyed = sorted((row for row in rows if row.key is not None), key=lambda row: row.key or "")
-        written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
-        return written + driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
+        with closed_when_undone(connection):
+            written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
+            return written + driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
 
     async def push_many_async(self, session: AnyAsyncSession, jobs: Iterable[BoundJob], /) -> int:
         """
