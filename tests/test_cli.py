@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import sys
 import textwrap
 import threading
@@ -11,7 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import pytest
@@ -564,6 +565,41 @@ def test_limits_stop_a_worker(shop: Path, engine_of_shop: Engine) -> None:
     assert "stopped (max time)" in last_line("--max-time", "0.3")
     assert last_line("--once").endswith("0 done")
     queue.consumer.close()
+
+
+def test_queues_come_in_the_order_in_which_they_are_named_whatever_their_priorities(
+    shop: Path, database: Database, engine: Engine, queue: Queue
+) -> None:
+    expected = {}
+    with engine.begin() as connection:
+        for name, priority in (("low", 10), ("other", 0), ("urgent", -5), ("low", 50), ("urgent", 0)):
+            pushed = queue.push_named(connection, "hello", {"name": "you"}, queue=name, priority=priority)
+            expected[name, priority] = pushed.id
+    arguments = ("--queue", "urgent,low", "--queue", "other", "--concurrency", "1", "--stop-when-empty", "--verbose")
+    result = run("work", "--app", "shop:queue", "--url", database.url, *arguments)
+    assert result.exit_code == 0
+    order = [("urgent", 0), ("urgent", -5), ("low", 50), ("low", 10), ("other", 0)]
+    assert [int(id) for id in re.findall(r" done (\d+) hello", result.stderr)] == [expected[one] for one in order]
+
+
+def test_work_does_without_what_only_unix_has(shop: Path, engine_of_shop: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of_shop.begin() as connection:
+        Queue().push_named(connection, "hello", {"name": "you"})
+    for name in ("SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE", "SIGTSTP"):
+        monkeypatch.delattr(signal, name)
+    for name in ("alarm", "setitimer", "pthread_kill", "pthread_sigmask", "sigwait", "set_wakeup_fd"):
+        monkeypatch.delattr(signal, name)
+    for name in ("fork", "getuid", "geteuid", "getppid", "sysconf", "register_at_fork", "uname"):
+        monkeypatch.delattr(os, name)
+    for name in ("fcntl", "pwd", "resource"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("sqlqueue._worker.summary.open", _no_such_file, raising=False)  # there is no /proc
+    result = run("work", "--app", "shop:queue", "--once", "--max-memory", "100000")
+    assert (result.exit_code, result.stderr.splitlines()[-1][-6:]) == (0, "1 done")
+
+
+def _no_such_file(path: str, *arguments: Any) -> NoReturn:
+    raise FileNotFoundError(path)
 
 
 def test_work_runs_outside_the_main_thread(shop: Path) -> None:

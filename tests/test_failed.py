@@ -5,6 +5,7 @@ The failed table: what it keeps, and putting jobs back.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, create_engine
 
-from sqlqueue import Queue
+from sqlqueue import Fixed, Queue
+from sqlqueue._dialects import after
 from sqlqueue._driver import failed as driver
 from sqlqueue._failure import Reason
+from sqlqueue._tables import INNODB
 from sqlqueue.errors import OptionError
 from tests.rows import (
     PATIENCE,
@@ -31,6 +34,8 @@ from tests.rows import (
     statements_of,
 )
 from tests.servers import Database, Server
+from tests.test_plans import BOUND, Crowd, metering
+from tests.workers import push, work_off
 
 
 def fail(queue: Queue, error: BaseException | str = "no", limit: int = 1) -> list[int]:
@@ -141,6 +146,56 @@ def test_the_database_s_default_character_set_does_not_matter(server: Server, ch
     theirs.dispose()
     observer.dispose()
     server.drop_database(there)
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize(
+    ("encoding", "client_encoding"),
+    [("UTF8", None), ("UTF8", "latin1"), ("LATIN1", None), ("LATIN1", "utf8")],
+)
+def test_the_encoding_of_the_database_and_of_the_application_does_not_matter(
+    server: Server, encoding: str, client_encoding: str | None
+) -> None:
+    name = f"{server.shared.name}_in_{encoding}_{client_encoding}".lower()
+    maintenance = create_engine(server.url or "", isolation_level="AUTOCOMMIT")
+    with maintenance.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    url = sa.make_url(server.shared.url).set(database=name)
+    theirs = create_engine(url if client_encoding is None else url.update_query_dict({"client_encoding": client_encoding}))
+    queue = Queue(theirs)
+    queue.metadata.create_all(theirs)
+    queue.job(name="bad", max_attempts=2, backoff=Fixed(0))(raises_any_character)
+    try:
+        push(queue, "bad")
+        assert work_off(queue).counts == {"retrying": 1, "failed": 1}
+        (failed,) = queue.failed.list()
+        assert "boom" in (failed.error_message or "")
+        assert "raises_any_character" in (failed.traceback or "")
+        if encoding == "UTF8":
+            assert failed.error_message == "boom \U0001f4a5 \u20ac 漢字"
+    finally:
+        queue.consumer.close()
+        theirs.dispose()
+        server.drop_database(Database(server.name, url.render_as_string(hide_password=False)))
+
+
+def raises_any_character() -> None:
+    raise ValueError("boom \U0001f4a5 \u20ac 漢字")
+
+
+def test_the_largest_payload_goes_to_the_failed_table_and_back(queue: Queue, observer: Engine) -> None:
+    """A column that holds 64 KiB refuses or cuts it; the quotes take twice the room on the way."""
+    for text in ('"\\' * 250_000, "\U0001f4a5" * 80_000):
+        with queue.begin() as session:
+            pushed = queue.push_named(session, "job", {"text": text}, max_attempts=1)
+        before = jobs_in(observer, queue)[pushed.id]["payload"]
+        assert len(before) > 900_000
+        fail(queue)
+        assert failed_in(observer, queue)[pushed.id]["payload"] == before
+        assert queue.failed.retry(id=pushed.id) == 1
+        (delivery,) = queue.claim()
+        assert delivery.payload == {"text": text}
+        queue.complete(delivery)
 
 
 def test_a_failed_job_is_the_job_as_it_was(queue: Queue, observer: Engine) -> None:
@@ -349,6 +404,28 @@ def test_the_newest_failure_comes_first(queue: Queue, observer: Engine) -> None:
     assert [job.name for job in queue.failed.list(queue="mail")] == ["mail.send"]
     assert [job.queue for job in queue.failed.list(name="mail.send")] == ["mail"]
     assert (queue.failed.count(), queue.failed.count("mail"), queue.failed.count("other")) == (4, 1, 0)
+
+
+def test_a_long_failed_table_is_read_by_its_indexes(queue: Queue, observer: Engine, server: Server) -> None:
+    ids = put_failed(observer, queue, 3000)
+    failed = queue.tables.failed
+    with observer.connect() as connection:
+        connection.execute(sa.update(failed).values(failed_at=after(failed.c.id * 1_000_000), traceback="x" * 3000))
+        connection.exec_driver_sql(f"ANALYZE TABLE {failed.name}" if connection.dialect.name in INNODB else "ANALYZE")
+    crowd = Crowd(queue, observer, server)
+    readings: dict[str, Callable[[], object]] = {
+        "the newest": lambda: queue.failed.list(),
+        "the newest of a queue": lambda: queue.failed.list(queue="default"),
+        "one": lambda: queue.failed.get(ids[7]),
+        "retrying one": lambda: queue.failed.retry(id=ids[7]),
+        "forgetting one": lambda: queue.failed.forget(id=ids[8]),
+    }
+    for what, read in readings.items():
+        with metering(crowd) as seen:
+            read()
+        for reading in seen:
+            assert reading.rows <= BOUND, f"{what}: {reading.rows} rows read by {reading.statement}"
+            assert not any("TEMP B-TREE" in step for step in reading.scans), f"{what}: {reading.scans}"
 
 
 def test_a_job_that_is_not_there_is_not_found(queue: Queue) -> None:

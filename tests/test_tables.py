@@ -4,14 +4,18 @@ The tables on each database: types, collations, names.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
 from sqlqueue import OptionError, Queue
 from sqlqueue._dialects import server_of
+from sqlqueue._tables import Instant
+from sqlqueue.install import render_ddl
 from tests.servers import Database
 
 
@@ -62,6 +66,58 @@ def test_instants_keep_their_microseconds_and_their_moment(queue: Queue, engine:
     assert stored == moment
     assert stored is not None
     assert stored.tzinfo is UTC
+
+
+@pytest.mark.databases("mysql", "mariadb")
+def test_instants_without_fractions_of_a_second_serve(fresh_database: Database) -> None:
+    """An older schema, or an administrator, may have made them so. Nothing looks for the moment that it has just written."""
+    queue = Queue(fresh_database.url)
+    engine = queue.consumer.engine
+    queue.metadata.create_all(engine)
+    with engine.begin() as connection:
+        for table in queue.tables.all:
+            for column in table.columns:
+                if isinstance(column.type, Instant):
+                    null = "NULL" if column.nullable else "NOT NULL"
+                    connection.exec_driver_sql(f"ALTER TABLE {table.name} MODIFY {column.name} DATETIME(0) {null}")
+    job = queue.job(name="note", max_attempts=2)(lambda: None)
+    with queue.begin() as session:
+        ids = [
+            job.options(available_at=datetime(2025, 1, 1, 0, 0, 1, 999999, tzinfo=UTC), deadline=3600).push(session).id for _ in range(3)
+        ]
+    done, back, failed = queue.claim(limit=9)
+    assert [done.id, back.id, failed.id] == ids
+    queue.complete(queue.renew(done, lease=600))
+    queue.release(back, error="later")
+    queue.fail(failed, "no")
+    assert queue.failed.retry(id=failed.id) == 1
+    found: list[int] = []
+    until = time.monotonic() + 10
+    while len(found) < 2:  # a moment may have been rounded up
+        assert time.monotonic() < until
+        found += (delivery.id for delivery in queue.claim(limit=9, wait=1))
+    assert sorted(found) == [back.id, failed.id]
+    queue.consumer.close()
+
+
+@pytest.mark.databases("mysql", "mariadb")
+def test_the_indexes_fit_where_rows_are_compact(fresh_database: Database) -> None:
+    """The format of older servers, whose indexes take 767 bytes a column."""
+    engine = create_engine(fresh_database.url)
+    script = render_ddl(Queue().tables, fresh_database.name)
+    with engine.begin() as connection:
+        for statement in script.replace("ENGINE=InnoDB", "ENGINE=InnoDB ROW_FORMAT=COMPACT").split(";\n"):
+            if statement.strip():
+                connection.exec_driver_sql(statement)
+        formats = connection.exec_driver_sql("SELECT row_format FROM information_schema.tables WHERE table_schema = DATABASE()").scalars()
+        assert set(formats) == {"Compact"}
+    queue = Queue(engine)
+    with queue.begin() as session:
+        queue.push_named(session, "n" * 190, {}, queue="q" * 80, unique="u" * 190)
+    queue.fail(queue.claim("q" * 80)[0], "no")
+    assert queue.failed.retry(all=True) == 1
+    queue.consumer.close()
+    engine.dispose()
 
 
 def test_naive_instants_never_reach_the_database(queue: Queue, engine: Engine) -> None:

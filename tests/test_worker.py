@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.pool import AssertionPool, Pool, QueuePool, SingletonThreadPool, StaticPool
 
 from sqlqueue import Fail, JobContext, OptionError, Queue, Release, Worker, current_job
 from sqlqueue._dialects import server_of
-from tests.workers import PATIENCE, Gate, eventually, failures, jobs, push, work_off, working
+from tests.servers import Database, never_wait_long
+from tests.workers import PATIENCE, Gate, change, eventually, failures, jobs, push, work_off, working
 
 # --- it runs jobs
 
@@ -76,7 +78,7 @@ def test_a_job_that_is_due_later_runs_when_it_is_due(queue: Queue) -> None:
         assert ran.wait(PATIENCE)
 
 
-def test_the_registry_of_what_is_held_is_empty_when_idle(queue: Queue) -> None:
+def test_the_registry_of_what_is_held_is_empty_when_idle(queue: Queue, observer: Engine) -> None:
     seen = []
 
     @queue.job(name="mixed", max_attempts=1)
@@ -86,14 +88,17 @@ def test_the_registry_of_what_is_held_is_empty_when_idle(queue: Queue) -> None:
                 raise ValueError
             case 1:
                 raise Release(3600)
+        if context.id % 2:  # somebody else holds it by now
+            change(observer, queue, {"reserved_token": "another"}, queue.tables.jobs.c.id == context.id)
 
     push(queue, "mixed", 60)
     with working(queue) as worker:
         seen.append(worker._shift)
-        eventually(lambda: queue.pending() == 0 and worker._shift is not None and not worker._shift.holdings)
+        eventually(lambda: worker._shift is not None and worker._shift.counts.total() == 60 and not worker._shift.holdings)
         assert seen[0] is not None
         assert seen[0].holdings.all() == []
         assert seen[0].holdings.busy == 0
+        assert seen[0].counts == {"done": 10, "failed": 20, "released": 20, "lost": 10}
 
 
 def test_no_transaction_is_open_while_a_handler_runs(queue: Queue) -> None:
@@ -104,6 +109,72 @@ def test_no_transaction_is_open_while_a_handler_runs(queue: Queue) -> None:
         gate.await_arrivals()
         eventually(lambda: queue.consumer.engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
         gate.open()
+
+
+def test_pushes_and_commits_of_others_go_on_while_handlers_run(queue: Queue, database: Database) -> None:
+    gate = Gate()
+    wait = queue.job(name="wait")(gate.pass_through)
+    hasty = create_engine(database.url)
+    push(queue, "wait", 4)
+    with working(queue, concurrency=3, lease=1):
+        gate.await_arrivals(3)
+        with hasty.connect() as connection:
+            never_wait_long(connection)
+            if not server_of(hasty.dialect).row_locks:
+                connection.exec_driver_sql("PRAGMA busy_timeout = 1000")
+            for _ in range(30):
+                wait.push(connection)
+                connection.commit()
+        gate.open()
+        assert queue.wait_empty(PATIENCE)
+    hasty.dispose()
+
+
+def test_handlers_that_hold_every_connection_of_the_application(queue: Queue, database: Database) -> None:
+    """The queue has a pool of its own: leases are renewed, and outcomes written, all the same."""
+    theirs = create_engine(database.url, pool_size=2, max_overflow=0, pool_timeout=PATIENCE, poolclass=QueuePool)
+    own = Queue(theirs)
+    lost: list[bool] = []
+
+    @own.job(name="hold", max_attempts=1)
+    def hold(context: JobContext) -> None:
+        with theirs.connect() as connection:
+            connection.execute(sa.select(1))
+            connection.commit()
+            until = own.consumer.read(lambda reader: lease_end(reader, own, context.id))
+            eventually(lambda: own.consumer.read(lambda reader: lease_end(reader, own, context.id)) > until)
+            lost.append(context.lost)
+
+    queue.job(name="hold", max_attempts=1)(lambda: None)
+    push(queue, "hold", 4)
+    assert work_off(own, concurrency=4, lease=3).counts == {"done": 4}
+    assert lost == [False] * 4
+    own.consumer.close()
+    theirs.dispose()
+
+
+def lease_end(connection: sa.Connection, queue: Queue, id: int) -> Any:
+    jobs = queue.tables.jobs.c
+    return connection.scalar(sa.select(jobs.reserved_until).where(jobs.id == id))
+
+
+@pytest.mark.parametrize("kind", [StaticPool, AssertionPool, SingletonThreadPool])
+def test_each_thread_has_a_connection_of_its_own_also_where_the_application_has_one_for_all(
+    queue: Queue, database: Database, kind: type[Pool]
+) -> None:
+    """What one thread commits or rolls back would be what another has done half of."""
+    theirs = create_engine(database.url, poolclass=kind)
+    pool = Queue(theirs).consumer.engine.pool
+    connections = []
+    try:
+        for _ in range(3):
+            connections.append(pool.connect())
+        assert len({id(connection.driver_connection) for connection in connections}) == 3
+    finally:
+        for connection in connections:
+            connection.close()
+        pool.dispose()
+        theirs.dispose()
 
 
 # --- limits
@@ -311,8 +382,8 @@ def test_what_a_claim_under_way_brings_after_the_stop_is_handed_back(
     worker = Worker(queue)
     claim = queue.consumer.claim
 
-    def late(*arguments: Any) -> Any:
-        found = claim(*arguments)
+    def late(*arguments: Any, **options: Any) -> Any:
+        found = claim(*arguments, **options)
         if found:
             assert worker._shift is not None
             worker._shift.ask_to_stop("while it claimed")

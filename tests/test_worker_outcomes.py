@@ -269,6 +269,47 @@ def test_a_handler_that_leaves_a_transaction_and_a_thread_behind(queue: Queue, e
     forgotten.dispose()
 
 
+@pytest.mark.parametrize("answer", ["raised", "swallowed"])
+def test_a_handler_whose_own_transaction_has_failed(queue: Queue, engine: Engine, observer: Engine, answer: str) -> None:
+    """After an error some databases take no statement of that transaction any more: the outcome is not written in it."""
+
+    @queue.job(name="broken", max_attempts=1)
+    def broken() -> None:
+        with engine.connect() as connection:
+            connection.execute(sa.insert(queue.tables.controls).values(name="lost", created_at=datetime.now(UTC)))
+            try:
+                connection.execute(sa.text("SELECT nothing FROM nowhere"))
+            except sa.exc.DBAPIError:
+                if answer == "raised":
+                    raise
+
+    push(queue, "broken")
+    assert work_off(queue).counts == {"done" if answer == "swallowed" else "failed": 1}
+    assert [row["name"] for row in failures(observer, queue)] == (["broken"] if answer == "raised" else [])
+    with observer.connect() as connection:
+        assert connection.execute(sa.select(queue.tables.controls)).all() == []
+
+
+def test_a_handler_that_pushes_a_key_that_is_taken(queue: Queue) -> None:
+    """Its own, which it holds while it runs, and another's; what it pushed beside them is committed."""
+    seen: list[bool] = []
+
+    @queue.job(name="again")
+    def again() -> None:
+        with queue.begin() as session:
+            seen.append(again.options(unique="mine").push(session).created)
+            seen.append(beside.push(session).created)
+            seen.append(waiting.options(unique="theirs").push(session).created)
+
+    beside = queue.job(name="beside", queue="elsewhere")(lambda: None)
+    waiting = queue.job(name="waiting", queue="elsewhere")(lambda: None)
+    push(queue, "waiting", unique="theirs")
+    push(queue, "again", unique="mine")
+    assert work_off(queue).counts == {"done": 1}
+    assert seen == [False, True, False]
+    assert queue.size("elsewhere") == 2
+
+
 def test_a_push_from_a_handler_is_worked_off_too(queue: Queue) -> None:
     runs: Counter[int] = Counter()
 

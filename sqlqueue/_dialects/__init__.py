@@ -12,6 +12,7 @@ from .engines import consumer_engine, consumer_options, consumer_url, database_l
 from .inserts import insert_if_absent
 from .producers import check_transactional, closed_when_undone
 from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
+from .texts import storable
 from .trouble import Trouble, trouble_of
 
 OFFLINE_URLS = {
@@ -42,5 +43,6 @@ __all__ = [
     "now",
     "producer_engine",
     "server_of",
+    "storable",
     "trouble_of",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.pool import AssertionPool, Pool, QueuePool, SingletonThreadPool, StaticPool
 
 from .._tables import INNODB
 from ..errors import NotConfigured, OptionError
@@ -65,7 +66,7 @@ def consumer_engine(source: URL | Engine) -> Engine:
         raise NotConfigured(f"the driver for {url.get_backend_name()} is not installed: pip install 'sqlqueue-outbox[{extra}]'")
     options: dict[str, Any] = {"hide_parameters": True}
     if isinstance(source, Engine) and source.driver == url.get_driver_name() and not source.dialect.is_async:
-        options["pool"] = pool = source.pool.recreate()
+        options["pool"] = pool = _pool_like(source.pool)
         # Before SQLAlchemy's own listeners: what the application's have set must not be rolled back, nor stand in the way.
         event.listen(pool, "connect", _end_transaction)
     if url.get_backend_name() != "sqlite":
@@ -103,6 +104,15 @@ def database_label(connection: sa.Connection) -> str:
     name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
     known = {"postgresql": "PostgreSQL", "mysql": "MySQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
     return f"{known[name]} {'.'.join(str(part) for part in dialect.server_version_info or () if isinstance(part, int))}"
+
+
+def _pool_like(theirs: Pool) -> Pool:
+    pool = theirs.recreate()
+    if not isinstance(pool, StaticPool | AssertionPool | SingletonThreadPool):
+        return pool
+    # One connection for all threads: what one of them commits or rolls back is what another has done half of. A pool of
+    # a connection a thread closes those of other threads when there are more threads than it has room for.
+    return QueuePool(pool._creator, pre_ping=pool._pre_ping, recycle=pool._recycle, dialect=pool._dialect, _dispatch=pool.dispatch)
 
 
 def _in_memory(url: URL) -> bool:
@@ -172,5 +182,7 @@ def _prepare_nothing_behind_a_pooler(connection: Any, record: Any) -> None:
 def _bound_waits_postgresql(connection: sa.Connection) -> None:
     # For this transaction only: behind a pooler a session's settings would be handed on to strangers. The time zone: far
     # in the future or past, another one leads beyond the years that Python has, and reading the row would fail.
+    # An application may connect with a smaller character set; error texts hold any character.
     milliseconds = int(connection.get_execution_options().get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
-    connection.exec_driver_sql(f"SELECT set_config('lock_timeout', '{milliseconds}', true), set_config('TimeZone', 'UTC', true)")
+    settings = {"lock_timeout": str(milliseconds), "TimeZone": "UTC", "client_encoding": "UTF8"}
+    connection.exec_driver_sql("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items()))

@@ -29,6 +29,8 @@ _BY_SQLSTATE = {
     "40001": Trouble.CONFLICT,
     "40003": Trouble.LOST,  # nobody knows whether the statement was completed
     "40P01": Trouble.CONFLICT,
+    "26000": Trouble.CONFLICT,  # the session does not know a statement that was prepared; forgotten after a rollback
+    "42P05": Trouble.CONFLICT,  # it knows somebody else's under that name
     "55P03": Trouble.CONFLICT,  # lock_timeout
     "57014": Trouble.CONFLICT,  # statement_timeout or a cancel by an administrator
     "25P03": Trouble.LOST,  # idle_in_transaction_session_timeout
@@ -160,8 +162,17 @@ def _by_code(error: DBAPIError) -> Trouble | None:
         return _BY_ERRNO.get(number)
     state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
     if isinstance(state, str):
+        if state == "0A000" and _was_replanned(origin):
+            return Trouble.CONFLICT
         return _BY_SQLSTATE.get(state) or (Trouble.LOST if state.startswith("08") else None)
     return None
+
+
+def _was_replanned(origin: BaseException | None) -> bool:
+    """
+    Somebody has changed a column that a prepared statement returns. The text depends on the server's language.
+    """
+    return getattr(getattr(origin, "diag", None), "source_function", None) == "RevalidateCachedQuery"
 
 
 def _has_code(error: DBAPIError) -> bool:

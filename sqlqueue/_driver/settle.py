@@ -15,8 +15,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import after, by_primary_key, delete_by_primary_key, lock_by_primary_key, now, server_of
-from .._failure import Failure
+from .._dialects import after, by_primary_key, delete_by_primary_key, lock_by_primary_key, now, server_of, storable
+from .._failure import CLASS_LENGTH, Failure
 from .._tables import Tables
 from .push import microseconds
 
@@ -195,9 +195,9 @@ def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]
             case Complete():
                 leaving.append(settlement.id)
             case Release() as release:
-                connection.execute(_release(tables), _release_values(settlement.id, release))
+                connection.execute(_release(tables), _release_values(connection, settlement.id, release))
             case Move() as move:
-                connection.execute(_copy_to_failed(tables), _failed_values(settlement.id, move))
+                connection.execute(_copy_to_failed(tables), _failed_values(connection, settlement.id, move))
                 leaving.append(settlement.id)
     if leaving:
         connection.execute(_delete(tables.jobs, connection.dialect), {"ids": sorted(leaving)})
@@ -319,9 +319,10 @@ def _release(tables: Tables) -> sa.Update:
     )
 
 
-def _release_values(id: int, release: Release) -> dict[str, Any]:
+def _release_values(connection: sa.Connection, id: int, release: Release) -> dict[str, Any]:
     back = 1 if release.error is None else 0
-    return {"released": id, "delay": microseconds(release.delay), "back": back, "error": release.error}
+    error = None if release.error is None else storable(connection, release.error)
+    return {"released": id, "delay": microseconds(release.delay), "back": back, "error": error}
 
 
 @lru_cache(maxsize=256)
@@ -345,15 +346,15 @@ def _copy_to_failed(tables: Tables) -> sa.Insert:
     return sa.insert(tables.failed).from_select([*kept, *added], source.where(jobs.id == sa.bindparam("moved")))
 
 
-def _failed_values(id: int, move: Move) -> dict[str, Any]:
+def _failed_values(connection: sa.Connection, id: int, move: Move) -> dict[str, Any]:
     failure = move.failure
     return {
         "moved": id,
         "attempts": move.attempts,
         "reason": failure.reason.value,
-        "error_class": failure.error_class,
-        "message": failure.message,
-        "trace": failure.traceback,
+        "error_class": failure.error_class and storable(connection, failure.error_class)[:CLASS_LENGTH],
+        "message": storable(connection, failure.message),
+        "trace": failure.traceback and storable(connection, failure.traceback),
         "worker": move.worker,
     }
 

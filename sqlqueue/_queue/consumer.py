@@ -45,6 +45,7 @@ from .transactions import Transactions
 __all__ = ["Consumer", "host_name"]
 
 LANES_REMEMBERED = 1.0
+SELECTIONS_REMEMBERED = 256
 DOOMED_ROUNDS = 20
 CLEARING_TIME = 1.0
 BLOCKED_PAUSE = 1.0
@@ -181,6 +182,8 @@ class Consumer(Transactions):
 
     def _look_for_lanes(self, queues: Sequence[str]) -> list[Lane]:
         lanes = self.read(lambda connection: find_lanes(connection, self._tables, queues))
+        if len(self._lanes) >= SELECTIONS_REMEMBERED:  # somebody asks for other queues each time
+            self._lanes.clear()
         self._lanes[tuple(queues)] = (time.monotonic(), lanes)
         return lanes
 
