@@ -89,13 +89,14 @@ def _raise_outcome(result: object) -> None:
 
 
 def _judge(queue: Queue, delivery: Delivery, worker: str, error: BaseException, secrets: tuple[str, ...]) -> Ended:
-    if isinstance(error, Discard):
+    kind = type(error)  # not isinstance: an exception may refuse to say what its class is
+    if issubclass(kind, Discard):
         return Ended(Status.DISCARDED, Complete())
-    if isinstance(error, Release):
-        with contextlib.suppress(Exception):  # a delay that somebody spoilt after it was checked is a failure like any other
-            delay = seconds(error.delay, "delay")
+    if issubclass(kind, Release):
+        with contextlib.suppress(BaseException):  # a delay that somebody spoilt after it was checked is a failure like any other
+            delay = seconds(error.delay, "delay")  # type: ignore[attr-defined]
             return Ended(Status.RELEASED, ReleaseRow(delay, None), f"due again in {delay:g} s")
-    if isinstance(error, Fail):
+    if issubclass(kind, Fail):
         failure = Failure.from_exception(error, Reason.FAILED_BY_JOB, secrets)
         return Ended(Status.FAILED, Move(failure, worker), one_line(failure.message))
     failure = Failure.from_exception(error, Reason.EXCEPTION, secrets)

@@ -103,8 +103,11 @@ def one_line(text: str) -> str:
 
 def _class_name(error: BaseException) -> str:
     kind = type(error)
-    module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
-    return f"{name}" if module in ("builtins", "__main__") else f"{module}.{name}"
+    try:
+        module, name = (_plain(type.__getattribute__(kind, part)) for part in ("__module__", "__qualname__"))
+    except BaseException:  # a class may have put anything there
+        return "<an exception whose class has no name>"
+    return name if module in ("builtins", "__main__") else f"{module}.{name}"
 
 
 def _message(error: BaseException) -> str:
@@ -154,6 +157,18 @@ def _hide_parameters(error: BaseException) -> None:
         with contextlib.suppress(BaseException):  # a stranger's attributes may do anything
             if getattr(link, "hide_parameters", None) is False:
                 link.hide_parameters = True  # type: ignore[attr-defined]
-        if isinstance(link, BaseExceptionGroup):
-            waiting += link.exceptions
-        waiting += [link.__cause__, link.__context__]
+        for find in (_members, _cause, _context):
+            with contextlib.suppress(BaseException):
+                waiting += find(link)
+
+
+def _members(error: BaseException) -> Iterable[BaseException]:
+    return tuple(error.exceptions) if issubclass(type(error), BaseExceptionGroup) else ()  # type: ignore[attr-defined]
+
+
+def _cause(error: BaseException) -> Iterable[BaseException | None]:
+    return (error.__cause__,)
+
+
+def _context(error: BaseException) -> Iterable[BaseException | None]:
+    return (error.__context__,)

@@ -138,6 +138,10 @@ class Job(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<Job {self.name}>"
 
+    def __reduce__(self) -> str:
+        # As a function: by the place where another process finds it, so that it is the job of that process's queue.
+        return str(getattr(self, "__qualname__", self.name))
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         if self.signature.takes_context and not (args and isinstance(args[0], JobContext)):
             return self.function(JobContext(id=0, name=self.name, queue="", attempt=1, max_attempts=1), *args, **kwargs)

@@ -8,7 +8,15 @@ say what an error means.
 from __future__ import annotations
 
 from .clock import after, now
-from .engines import consumer_engine, consumer_options, consumer_url, database_label, driver_extra, producer_engine
+from .engines import (
+    close_before_fork,
+    consumer_engine,
+    consumer_options,
+    consumer_url,
+    database_label,
+    driver_extra,
+    producer_engine,
+)
 from .inserts import insert_if_absent
 from .producers import check_transactional, closed_when_undone
 from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
@@ -31,6 +39,7 @@ __all__ = [
     "by_primary_key",
     "by_ready_index",
     "check_transactional",
+    "close_before_fork",
     "closed_when_undone",
     "consumer_engine",
     "consumer_options",

@@ -4,6 +4,7 @@ The queue's own connections: for claiming, settling and reporting, apart from th
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +17,7 @@ from sqlalchemy.pool import AssertionPool, Pool, QueuePool, SingletonThreadPool,
 from .._tables import INNODB
 from ..errors import NotConfigured, OptionError
 
-__all__ = ["consumer_engine", "consumer_options", "consumer_url", "database_label", "driver_extra", "producer_engine"]
+__all__ = ["close_before_fork", "consumer_engine", "consumer_options", "consumer_url", "database_label", "driver_extra", "producer_engine"]
 
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
 _PACKAGES = {"postgresql": ("psycopg", "postgresql"), "mysql": ("pymysql", "mysql"), "mariadb": ("pymysql", "mysql")}
@@ -42,7 +43,7 @@ def consumer_url(url: str | URL) -> URL:
     parsed = parsed.set(drivername=f"{backend}+{_DRIVERS[backend]}")
     if backend == "sqlite" and _in_memory(parsed):
         raise OptionError("url: an in-memory SQLite database cannot be shared with a worker; name a file, as in sqlite:///queue.db")
-    return parsed
+    return _absolute(parsed) if backend == "sqlite" else parsed
 
 
 def driver_extra(url: URL) -> str | None:
@@ -89,6 +90,17 @@ def producer_engine(url: URL) -> Engine:
     return engine
 
 
+def close_before_fork(engine: Engine) -> None:
+    """
+    Close what must not be open when this process forks.
+
+    SQLite counts the locks of a process by file: in the child it would believe to hold those of the parent, take none, and
+    lose what the child commits, or wait for ever. A server's connection is not touched by a child that does not use it.
+    """
+    if engine.dialect.name == "sqlite":
+        engine.dispose()
+
+
 def consumer_options(connection: sa.Connection, *, lock_wait: float | None = None, read_only: bool = False) -> sa.Connection:
     """
     Say before the transaction begins how many seconds it may wait for a lock, and whether it only reads.
@@ -113,6 +125,12 @@ def _pool_like(theirs: Pool) -> Pool:
     # One connection for all threads: what one of them commits or rolls back is what another has done half of. A pool of
     # a connection a thread closes those of other threads when there are more threads than it has room for.
     return QueuePool(pool._creator, pre_ping=pool._pre_ping, recycle=pool._recycle, dialect=pool._dialect, _dispatch=pool.dispatch)
+
+
+def _absolute(url: URL) -> URL:
+    # Now: an engine is made when it is first needed, and a daemon or a handler may have changed the folder by then.
+    path = url.database or ""
+    return url if path.startswith("file:") else url.set(database=os.path.abspath(path))
 
 
 def _in_memory(url: URL) -> bool:

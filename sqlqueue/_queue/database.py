@@ -16,6 +16,7 @@ from .._dialects import consumer_url, producer_engine
 from .._tables import Tables
 from ..errors import NotConfigured, OptionError
 from .consumer import Consumer
+from .own_engine import OwnEngine
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -35,7 +36,7 @@ class Configured:
         self._session_factory = session_factory
         self._source: URL | Engine | None = None
         self._consumer: Consumer | None = None
-        self._producer: Engine | None = None
+        self._producer: OwnEngine | None = None
 
     def __repr__(self) -> str:
         url = self._source if isinstance(self._source, URL) else getattr(self._source, "url", None)
@@ -70,12 +71,14 @@ class Configured:
         """
         if self._consumer is not None:
             self._consumer.close()
-        self._producer = None
+        if self._producer is not None:
+            self._producer.close()
         self._set_source(_source(engine))
 
     def _set_source(self, source: URL | Engine) -> None:
         self._source = source
         self._consumer = Consumer(source, self.tables)
+        self._producer = OwnEngine(lambda: producer_engine(consumer_url(source if isinstance(source, URL) else source.url)))
 
     @property
     def configured(self) -> bool:
@@ -114,13 +117,11 @@ class Configured:
         if self._session_factory is not None:
             return self._session_factory()
         source = self._source
-        if source is None:
+        if source is None or self._producer is None:
             raise NotConfigured(NOT_CONFIGURED)
         if isinstance(source, Engine) and not source.dialect.is_async:
             return Session(source)
-        if self._producer is None:
-            self._producer = producer_engine(consumer_url(source if isinstance(source, URL) else source.url))
-        return Session(self._producer)
+        return Session(self._producer.get())
 
 
 def _source(engine: Any) -> URL | Engine:

@@ -95,7 +95,7 @@ class Registry:
         The queues that registered jobs go to, and the names of those jobs.
         """
         found: dict[str, list[str]] = {}
-        for name, job in self._jobs.items():
+        for name, job in list(self._jobs.items()):
             found.setdefault(self.row_options(name, RowOptions(), job.decorated).queue or default, []).append(name)
         return found
 

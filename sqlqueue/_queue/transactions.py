@@ -4,9 +4,7 @@ Short transactions on an engine of the queue's own.
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +14,7 @@ from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import DBAPIError
 
 from .._dialects import Trouble, consumer_engine, consumer_options, trouble_of
+from .own_engine import OwnEngine
 
 __all__ = ["Transactions"]
 
@@ -31,32 +30,20 @@ class Transactions:
     """
 
     def __init__(self, source: URL | Engine) -> None:
-        self._source = source
-        self._guard = threading.Lock()
-        self._engine: Engine | None = None
-        self._process = os.getpid()
+        self._own = OwnEngine(lambda: consumer_engine(source))
 
     @property
     def engine(self) -> Engine:
         """
         The queue's own engine in this process.
         """
-        with self._guard:
-            if self._engine is not None and self._process != os.getpid():
-                self._engine.dispose(close=False)  # the connections belong to the parent of this fork
-                self._engine = None
-            if self._engine is None:
-                self._engine = consumer_engine(self._source)
-                self._process = os.getpid()
-            return self._engine
+        return self._own.get()
 
     def close(self) -> None:
         """
         Give up the connections. The next operation opens new ones.
         """
-        with self._guard:
-            if self._engine is not None:
-                self._engine.dispose()
+        self._own.close()
 
     def read(self, operation: Callable[[sa.Connection], T]) -> T:
         """

@@ -5,6 +5,7 @@ What the threads of one run share.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import Counter
@@ -148,6 +149,7 @@ class Shift:
         self.concurrency = concurrency
         self.lease = lease
         self.name = name
+        self.process = os.getpid()
         self.holdings = Holdings()
         self.patience = Patience()
         self.counts: Counter[str] = Counter()

@@ -5,6 +5,7 @@ Worker: what an application starts and stops.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 import threading
@@ -140,7 +141,7 @@ class Worker:
         with self._guard:
             shift = self._shift
             self._stopped_early = not self._has_run
-        if shift is not None:
+        if shift is not None and shift.process == os.getpid():  # the child of a fork has none of its threads
             shift.ask_to_stop("asked to")
             if threading.get_ident() not in shift.own_threads:
                 shift.finished.wait(timeout)
@@ -157,7 +158,7 @@ class Worker:
 
     def _begin(self) -> Shift:
         with self._guard:
-            if self._shift is not None:
+            if self._shift is not None and self._shift.process == os.getpid():
                 raise RuntimeError("this worker is running already")
             self._shift = shift = Shift(
                 self.queue, self.queues, self._limits, concurrency=self.concurrency, lease=self.lease, name=self.name

@@ -17,6 +17,7 @@ import click
 
 from .._queue import DEFAULT_QUEUE
 from .._worker import Worker
+from .._worker.logs import log
 from .application import Target, open_queue, takes_app
 from .problems import Misuse
 from .text import printable
@@ -56,11 +57,14 @@ def work(target: Target, *, queues: Sequence[str], once: bool, imports: Sequence
         with user_code("imports"):
             queue.registry.load(imports)
         worker = Worker(queue, names, **limits)
+        others = threading.enumerate()
         with _logging_to_stderr(verbose):
             departure.code = 1  # what comes through now is a third signal
             departure.code = worker.run()
             if departure.code:
                 _leave_now(departure.code)
+            departure.code = 1  # a signal from now on cuts short what jobs have left running
+            _wait_for_threads(others)
 
 
 def _only_one(limits: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +113,18 @@ def _leave_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _wait_for_threads(others: Sequence[threading.Thread]) -> None:
+    """
+    As Python does at its end, but not without a word.
+    """
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread not in others]
+    if left:
+        names = ", ".join(printable(thread.name) for thread in left)
+        log.warning("waiting for threads that jobs have left running; a signal ends them: %s", names)
+    for thread in left:
+        thread.join()
 
 
 # --- logging

@@ -4,9 +4,12 @@ The application that the worker processes of these tests run: `python tests/acce
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -61,9 +64,19 @@ def see(context: JobContext, row: int) -> None:
         connection.execute(EFFECTS.insert().values(job_id=context.id, attempt=context.attempt if found else -1))
 
 
-@queue.job(name="exit", max_attempts=2)
-def exit_at_once() -> None:
-    os._exit(137)
+@queue.job(name="die", max_attempts=2)
+def die(context: JobContext, how: str) -> None:
+    """Takes the process with it. Its effect says that this attempt has begun."""
+    effect.function(context)
+    match how:
+        case "exit":
+            os._exit(137)
+        case "segfault":
+            faulthandler.disable()
+            ctypes.string_at(0)
+        case "kill":  # as the kernel does when memory runs out
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
 
 
 @queue.job(name="wait", max_attempts=1)
@@ -72,6 +85,31 @@ def wait(context: JobContext, folder: str) -> None:
     Path(folder, f"began-{context.id}").touch()
     while not Path(folder, "go").exists():
         time.sleep(0.01)
+
+
+@queue.job(name="freeze", max_attempts=2)
+def freeze(context: JobContext, folder: str) -> None:
+    """Keeps the GIL from all other threads until somebody writes to the pipe, and tells whether it learns that its lease is lost."""
+    pipe = os.open(Path(folder, "pipe"), os.O_RDWR)
+    Path(folder, f"began-{context.id}").touch()
+    ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
+    os.close(pipe)
+    while not context.lost:
+        time.sleep(0.01)
+    Path(folder, f"lost-{context.id}").touch()
+
+
+@queue.job(name="deaf")
+def deaf() -> None:
+    """Wants to hear no signals."""
+    faulthandler.register(signal.SIGUSR1)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+@queue.job(name="stop")
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:

@@ -61,26 +61,6 @@ def test_a_killed_worker_costs_one_attempt_of_what_it_ran(site: Site, count: int
     no_complaints(others)
 
 
-def test_a_job_that_kills_its_worker_takes_no_other_with_it(site: Site) -> None:
-    (killer,) = site.push("exit", max_attempts=2)
-    site.push("noop", 200, max_attempts=2)
-    deaths = 0
-    process = site.start(concurrency=4, lease=1)
-    until = time.monotonic() + 30
-    while site.queue.stats():
-        assert time.monotonic() < until, "the queue does not become empty"
-        if process.popen.poll() is not None:
-            assert process.popen.returncode == 137
-            deaths += 1
-            process = site.start(concurrency=4, lease=1)
-        time.sleep(0.05)
-    assert deaths == 2
-    (failed,) = failures(site.observer, site.queue)
-    assert (failed["id"], failed["reason"], failed["attempts"]) == (killer, "worker_lost", 2)
-    assert failed["worker"]
-    process.kill()
-
-
 def test_a_handler_always_sees_the_row_that_was_written_beside_its_job(site: Site) -> None:
     processes = [site.start(concurrency=2) for _ in range(4)]
     for process in processes:
