@@ -24,7 +24,7 @@ from sqlalchemy import Engine, create_engine, make_url
 import sqlqueue
 from sqlqueue import Queue
 from sqlqueue._dialects import OFFLINE_URLS, engines
-from sqlqueue.cli import main
+from sqlqueue.cli import main, queues
 from sqlqueue.cli.problems import Misuse
 from sqlqueue.cli.text import cut, first_line_of, format_age, printable, table
 from sqlqueue.install import render_ddl
@@ -330,6 +330,24 @@ def test_status_counts_what_each_queue_holds(directory: Path, database: Database
     assert [row["queue"] for row in report["queues"]] == ["default", "high"]
     assert report["queues"][0]["oldest_due_seconds"] == pytest.approx(3 * 86_400, abs=60)
     assert datetime.fromisoformat(report["queues"][0]["oldest_due"]) == pytest.approx(long_ago, abs=timedelta(seconds=60))
+
+
+def test_status_stops_counting_unless_it_is_to_be_exact(
+    directory: Path, database: Database, engine: Engine, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_jobs(queue, engine, "one", "two")
+    with engine.begin() as connection:
+        for _ in range(3):
+            queue.push_named(connection, "send", {}, queue="default")
+    monkeypatch.setattr(queues, "COUNTED_TO", 2)
+    lines = done("status", "--url", database.url).splitlines()
+    assert re.fullmatch(r"default +2\+ +0 +0 +2\+ +\d s", lines[1])
+    assert lines[2] == "2+ failed: sqlqueue failed list"
+    assert json.loads(done("status", "--url", database.url, "--json"))["counted_to"] == 2
+    exact = done("status", "--url", database.url, "--exact").splitlines()
+    assert re.fullmatch(r"default +3 +0 +0 +3 +\d s", exact[1])
+    assert exact[2] == "2 failed: sqlqueue failed list"
+    assert json.loads(done("status", "--url", database.url, "--exact", "--json"))["counted_to"] is None
 
 
 def test_clear_deletes_waiting_jobs_and_no_held_ones(directory: Path, database: Database, engine: Engine, queue: Queue) -> None:

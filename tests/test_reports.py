@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlqueue import Queue
 from sqlqueue._dialects import server_of
 from sqlqueue.errors import OptionError
-from tests.rows import PATIENCE, change, expire, jobs_in, keys_in, moment_of, put, put_each, put_key
+from tests.rows import PATIENCE, change, expire, jobs_in, keys_in, moment_of, put, put_each, put_key, statements_of
 
 
 def test_jobs_are_counted_by_what_they_wait_for(queue: Queue, observer: Engine) -> None:
@@ -29,6 +29,41 @@ def test_jobs_are_counted_by_what_they_wait_for(queue: Queue, observer: Engine) 
     assert (other.queue, other.pending, other.delayed, other.reserved, other.total, other.oldest_due) == ("other", 0, 1, 0, 1, None)
     assert (queue.pending(), queue.pending("default"), queue.pending("other"), queue.pending("none")) == (7, 7, 0, 0)
     assert (queue.size("default"), queue.size("other"), queue.size("none")) == (10, 1, 0)
+
+
+def test_limited_counts_are_the_same_as_long_as_they_are_below_the_limit(queue: Queue, observer: Engine) -> None:
+    for priority in (-5, 0, 7):
+        put(observer, queue, 2, due_in=-30, priority=priority)
+        put(observer, queue, 3, due_in=600, priority=priority)
+        put(observer, queue, 1, lease_in=600, priority=priority)
+        put(observer, queue, 2, lease_in=-60, priority=priority, queue="other")
+    put(observer, queue, due_in=60, queue="third")
+    assert queue.stats(limit=100) == queue.stats()
+
+
+def test_no_figure_is_counted_beyond_the_limit(queue: Queue, observer: Engine) -> None:
+    for priority in (0, 1):
+        put(observer, queue, 20, due_in=-30, priority=priority)
+        put(observer, queue, 20, due_in=600, priority=priority)
+        put(observer, queue, 20, lease_in=600, priority=priority)
+    (limited,) = queue.stats(limit=30)
+    (exact,) = queue.stats()
+    assert (limited.pending, limited.total, limited.oldest_due) == (30, 30, exact.oldest_due)
+    assert max(limited.delayed, limited.reserved) <= 30
+    for wrong in (0, -1, True, 1.5, "1"):
+        with pytest.raises(OptionError, match=r"^limit"):
+            queue.stats(limit=wrong)  # type: ignore[arg-type]
+
+
+def test_limited_counts_read_no_more_of_a_long_backlog(queue: Queue, observer: Engine) -> None:
+    with statements_of(queue.consumer.engine) as few:
+        put(observer, queue, 5)
+        queue.stats(limit=10)
+    put(observer, queue, 5000, due_in=600)
+    with statements_of(queue.consumer.engine) as many:
+        queue.stats(limit=10)
+    assert len(few) == len(many)
+    assert all("LIMIT" in statement.upper() for statement, _ in many)
 
 
 def test_what_is_pending_is_what_a_claim_gets(queue: Queue, observer: Engine) -> None:

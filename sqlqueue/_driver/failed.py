@@ -74,12 +74,14 @@ def get_failed(connection: sa.Connection, tables: Tables, id: int) -> FailedJob 
     return None if row is None else _failed_job(row)
 
 
-def count_failed(connection: sa.Connection, tables: Tables, *, queue: str | None) -> int:
+def count_failed(connection: sa.Connection, tables: Tables, *, queue: str | None, limit: int | None) -> int:
     """
-    How many jobs are in the failed table.
+    How many jobs are in the failed table, counted no further than to `limit`.
     """
-    query = sa.select(sa.func.count()).select_from(tables.failed)
-    return connection.execute(query if queue is None else query.where(tables.failed.c.queue == queue)).scalar_one()
+    query = sa.select(tables.failed.c.id)
+    if queue is not None:
+        query = query.where(tables.failed.c.queue == queue)
+    return connection.execute(sa.select(sa.func.count()).select_from(query.limit(limit).subquery())).scalar_one()
 
 
 def select_failed(

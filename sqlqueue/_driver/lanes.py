@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from .._dialects import by_ready_index, now, server_of
 from .._tables import Tables
 
-__all__ = ["Lane", "find_lanes"]
+__all__ = ["Lane", "find_lanes", "in_lane"]
 
 HOPS = 50
 BELOW_ALL = -(2**31) - 1
@@ -46,6 +46,18 @@ def find_lanes(connection: sa.Connection, tables: Tables, queues: Sequence[str])
     rank = {name: place for place, name in enumerate(queues)}
     lanes = [Lane(row.queue, row.priority, row.fair_by, (row.next_at - row.moment).total_seconds()) for row in rows]
     return sorted(lanes, key=lambda lane: (rank[lane.queue], -lane.priority, lane.fair_by))
+
+
+def in_lane(tables: Tables) -> tuple[sa.ColumnElement[bool], ...]:
+    """
+    What makes a row one of the lane that the parameters name.
+    """
+    jobs = tables.jobs.c
+    return (
+        jobs.queue == sa.bindparam("in_queue"),
+        jobs.priority == sa.bindparam("in_priority"),
+        jobs.fair_by == sa.bindparam("in_fair_by"),
+    )
 
 
 def _hop(connection: sa.Connection, tables: Tables, queues: Sequence[str]) -> Sequence[sa.Row[Any]]:

@@ -11,11 +11,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import by_primary_key, delete_by_primary_key, lock_by_primary_key, now
+from .._dialects import by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, now
 from .._tables import Tables
+from .lanes import Lane, find_lanes, in_lane
 from .settle import free_keys
 
-__all__ = ["QueueStats", "clear_group", "count_pending", "count_size", "queue_stats"]
+__all__ = ["QueueStats", "clear_group", "count_pending", "count_size", "has_jobs", "limited_stats", "queue_stats"]
 
 GROUP = 500
 
@@ -43,6 +44,27 @@ def queue_stats(connection: sa.Connection, tables: Tables) -> list[QueueStats]:
     Exact counts, a row a queue, by name.
     """
     return [QueueStats(*row) for row in connection.execute(_stats(tables))]
+
+
+def limited_stats(connection: sa.Connection, tables: Tables, limit: int) -> list[QueueStats]:
+    """
+    As `queue_stats`, but no figure is counted further than to `limit`: lane by lane, so a long backlog costs no more.
+    """
+    found = []
+    last = ""
+    while queue := connection.execute(_next_queue(tables), {"last": last}).scalar_one_or_none():
+        lanes = find_lanes(connection, tables, [queue])
+        found.append(_limited(queue, [_count_lane(connection, tables, lane, limit) for lane in lanes], limit))
+        last = queue
+    return [stats for stats in found if stats.total]
+
+
+def has_jobs(connection: sa.Connection, tables: Tables, queue: str | None) -> bool:
+    """
+    Whether there is any job, of this queue or at all.
+    """
+    query = sa.select(tables.jobs.c.id).limit(1)
+    return connection.execute(query if queue is None else query.where(tables.jobs.c.queue == queue)).first() is not None
 
 
 def count_pending(connection: sa.Connection, tables: Tables, queue: str | None) -> int:
@@ -106,6 +128,43 @@ def _stats(tables: Tables) -> sa.Select[Any]:
         .group_by(jobs.queue)
         .order_by(jobs.queue)
     )
+
+
+def _limited(queue: str, lanes: list[sa.Row[Any]], limit: int) -> QueueStats:
+    pending = min(sum(lane.due for lane in lanes), limit)
+    reserved = min(sum(lane.held for lane in lanes), limit)
+    delayed = min(sum(lane.later - lane.held for lane in lanes), limit)
+    oldest = min((lane.oldest for lane in lanes if lane.oldest is not None), default=None)
+    return QueueStats(queue, pending, delayed, reserved, min(pending + reserved + delayed, limit), oldest)
+
+
+def _count_lane(connection: sa.Connection, tables: Tables, lane: Lane, limit: int) -> sa.Row[Any]:
+    where = {"in_queue": lane.queue, "in_priority": lane.priority, "in_fair_by": lane.fair_by}
+    return connection.execute(_lane_counts(tables), where | {"most": limit}).one()
+
+
+@lru_cache(maxsize=256)
+def _lane_counts(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    most = sa.bindparam("most", type_=sa.Integer())
+
+    def up_to(condition: sa.ColumnElement[bool], name: str) -> sa.Subquery:
+        query = sa.select(jobs.available_at, jobs.reserved_until).where(*in_lane(tables), condition)
+        return by_ready_index(query.order_by(jobs.available_at).limit(most), tables).subquery(name)
+
+    due, later = up_to(jobs.available_at <= now(), "due"), up_to(jobs.available_at > now(), "later")
+    return sa.select(
+        sa.select(sa.func.count()).select_from(due).scalar_subquery().label("due"),
+        sa.select(sa.func.min(due.c.available_at, type_=jobs.available_at.type)).scalar_subquery().label("oldest"),
+        sa.select(sa.func.count()).select_from(later).scalar_subquery().label("later"),
+        sa.select(sa.func.count(later.c.reserved_until)).scalar_subquery().label("held"),
+    )
+
+
+@lru_cache(maxsize=256)
+def _next_queue(tables: Tables) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    return by_ready_index(sa.select(jobs.queue).where(jobs.queue > sa.bindparam("last")).order_by(jobs.queue).limit(1), tables)
 
 
 @lru_cache(maxsize=256)

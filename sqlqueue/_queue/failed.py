@@ -47,12 +47,12 @@ class FailedJobs:
             return None
         return self._consumer().read(lambda connection: driver.get_failed(connection, self._tables, id))
 
-    def count(self, queue: str | None = None) -> int:
+    def count(self, queue: str | None = None, *, limit: int | None = None) -> int:
         """
-        How many there are.
+        How many there are, counted no further than to `limit`.
         """
         queue = None if queue is None else check_queue_name(queue)
-        return self._consumer().read(lambda connection: driver.count_failed(connection, self._tables, queue=queue))
+        return self._consumer().read(lambda connection: driver.count_failed(connection, self._tables, queue=queue, limit=limit))
 
     def retry(self, *, id: Ids | None = None, all: bool = False) -> int:
         """

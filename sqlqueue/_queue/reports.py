@@ -11,6 +11,7 @@ from .._backoff import seconds
 from .._driver import reports
 from .._driver.reports import QueueStats
 from .._options import check_queue_name
+from ..errors import OptionError
 from .database import Configured
 
 __all__ = ["Reports"]
@@ -23,11 +24,22 @@ class Reports(Configured):
     What a queue tells about its backlog.
     """
 
-    def stats(self) -> list[QueueStats]:
+    def stats(self, limit: int | None = None) -> list[QueueStats]:
         """
-        Exact counts a queue, by name. Queues without jobs are not listed.
+        Counts a queue, by name. Queues without jobs are not listed.
+
+        Args:
+            limit: stop counting there, so that a figure that is equal to it means "so many or more". Without it the counts
+                are exact and read the whole table, however long it is.
+
+        Raises:
+            OptionError: not a whole number of at least 1.
         """
-        return self.consumer.read(lambda connection: reports.queue_stats(connection, self.tables))
+        if limit is None:
+            return self.consumer.read(lambda connection: reports.queue_stats(connection, self.tables))
+        if type(limit) is not int or limit < 1:
+            raise OptionError("limit: a whole number of at least 1")
+        return self.consumer.read(lambda connection: reports.limited_stats(connection, self.tables, limit))
 
     def pending(self, queue: str | None = None) -> int:
         """
@@ -64,7 +76,7 @@ class Reports(Configured):
         """
         name = None if queue is None else check_queue_name(queue)
         until = time.monotonic() + seconds(timeout, "timeout")
-        while any(row.total for row in self.stats() if name in (None, row.queue)):
+        while self.consumer.read(lambda connection: reports.has_jobs(connection, self.tables, name)):
             if time.monotonic() > until:
                 return False
             time.sleep(EMPTY_PAUSE)
