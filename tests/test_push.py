@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlqueue import ArgumentError, Job, OptionError, Queue, SqlQueueError
+from sqlqueue._dialects import server_of
 from sqlqueue._driver.push import NewJob, insert_job, insert_jobs
 from tests.producers import (
     ORDERS,
@@ -258,6 +259,12 @@ def test_a_push_with_a_key_is_at_most_four_statements_and_no_savepoint(engine: E
                 send_invoice.options(unique="one").push(session, 1)
         assert len(sent) <= 4
         assert not any("SAVEPOINT" in statement.upper() for statement in sent)
+
+
+def test_a_new_key_is_one_statement_where_one_can_write_to_two_tables(engine: Engine, send_invoice: Job[[int], None]) -> None:
+    with engine.begin() as connection, statements(engine) as sent:
+        send_invoice.options(unique="one").push(connection, 1)
+    assert len(sent) == (1 if server_of(engine.dialect).writes_in_with else 3)
 
 
 def test_pending_objects_stay_pending(engine: Engine, queue: Queue, send_invoice: Job[[int], None]) -> None:

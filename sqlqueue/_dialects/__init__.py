@@ -17,9 +17,9 @@ from .engines import (
     driver_extra,
     producer_engine,
 )
-from .inserts import insert_if_absent
+from .inserts import insert_if_absent, insert_with_key
 from .producers import check_transactional, closed_when_undone
-from .server import Server, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
+from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
 from .texts import storable
 from .trouble import Trouble, trouble_of
 
@@ -36,6 +36,7 @@ __all__ = [
     "Server",
     "Trouble",
     "after",
+    "among",
     "by_primary_key",
     "by_ready_index",
     "check_transactional",
@@ -48,6 +49,7 @@ __all__ = [
     "delete_by_primary_key",
     "driver_extra",
     "insert_if_absent",
+    "insert_with_key",
     "lock_by_primary_key",
     "now",
     "producer_engine",

@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeDecorator
 
 from .._tables import INNODB, Tables
 
-__all__ = ["Server", "by_primary_key", "by_ready_index", "delete_by_primary_key", "lock_by_primary_key", "server_of"]
+__all__ = ["Server", "among", "by_primary_key", "by_ready_index", "delete_by_primary_key", "lock_by_primary_key", "server_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class Server:
     """A locking read can pass over rows that others hold."""
     claim_in_one_statement: bool
     """UPDATE … FROM a locking read … RETURNING works."""
+    writes_in_with: bool
+    """One statement can write to two tables."""
+    reads_arrays: bool
+    """A list is one parameter. Elsewhere each of its values is one, which costs time at both ends."""
     reads_lists: bool
     """A JSON array can be joined as a table; needed only where IN with a list makes a scan."""
     lanes_by_recursion: bool
@@ -62,6 +66,8 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
             row_locks=False,
             skip_locked=False,
             claim_in_one_statement=False,
+            writes_in_with=False,
+            reads_arrays=False,
             reads_lists=False,
             lanes_by_recursion=True,
             snapshot_reads=False,
@@ -72,6 +78,8 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
         row_locks=True,
         skip_locked=version >= ((10, 6) if is_mariadb else (8, 0, 1)) if innodb else True,
         claim_in_one_statement=not innodb,
+        writes_in_with=not innodb,
+        reads_arrays=not innodb,
         reads_lists=innodb and version >= ((10, 6) if is_mariadb else (8, 0, 11)),
         lanes_by_recursion=not innodb,
         snapshot_reads=innodb,
@@ -100,6 +108,15 @@ def _hinted(query: sa.Select[Any], table: sa.Table, hint: str) -> sa.Select[Any]
     return query
 
 
+def among(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """
+    Whether the column's value is in the parameter `ids`, a list of at most 500.
+    """
+    if server_of(dialect).reads_arrays:
+        return column == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(column.type)))
+    return column.in_(_ids())
+
+
 def lock_by_primary_key(dialect: Dialect, query: sa.Select[Any], table: sa.Table) -> sa.Select[Any]:
     """
     `query` about those rows of `table` whose primary keys are in the parameter `ids`, a sorted list of at most 500.
@@ -109,7 +126,7 @@ def lock_by_primary_key(dialect: Dialect, query: sa.Select[Any], table: sa.Table
     server = server_of(dialect)
     (key,) = table.primary_key.columns
     if not server.reads_lists:
-        query = by_primary_key(query.where(key.in_(_ids())).order_by(key), table)
+        query = by_primary_key(query.where(among(dialect, key)).order_by(key), table)
         return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
     wanted = _listed(_json_ids(), sa.literal_column(_kind_of(key))).table_valued(sa.column("id", key.type)).alias("wanted")
     query = by_primary_key(query.prefix_with("STRAIGHT_JOIN").select_from(wanted).where(key == wanted.c.id), table)
@@ -122,7 +139,7 @@ def delete_by_primary_key(dialect: Dialect, table: sa.Table) -> sa.Executable:
     """
     (key,) = table.primary_key.columns
     if dialect.name not in INNODB:
-        return sa.delete(table).where(key.in_(_ids()))
+        return sa.delete(table).where(among(dialect, key))
     quote = dialect.identifier_preparer
     name, column = quote.format_table(table), quote.quote(key.name)
     if server_of(dialect).reads_lists:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
-from .._dialects import after, insert_if_absent, now, server_of
+from .._dialects import after, insert_if_absent, insert_with_key, now, server_of
 from .._job import Pushed
 from .._tables import Tables
 from ..errors import LockTimeout
@@ -63,6 +63,10 @@ def insert_keyed_job(connection: sa.Connection, tables: Tables, job: NewJob) -> 
     any snapshot, and a duplicate takes no id.
     """
     assert job.key is not None
+    if server_of(connection.dialect).writes_in_with:
+        id = _insert_both(connection, tables, job)
+        if id is not None:
+            return Pushed(id, created=True)
     for _ in range(KEY_ROUNDS):
         holder = _holder(connection, tables, job.key)
         if holder is None:
@@ -73,6 +77,16 @@ def insert_keyed_job(connection: sa.Connection, tables: Tables, job: NewJob) -> 
         connection.execute(_own_key(tables), {"taken": job.key, "id": id})
         return Pushed(id, created=True)
     raise LockTimeout("the unique key changed hands at every look; nothing was written, push again")
+
+
+def _insert_both(connection: sa.Connection, tables: Tables, job: NewJob) -> int | None:
+    """
+    The job and its key in one statement; None when the key is taken, perhaps by a job that is gone.
+    """
+    statement = _insert_keyed(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None))
+    with _silent_about_values():
+        id: int | None = connection.execute(statement, _parameters(job)).scalar_one_or_none()
+    return id
 
 
 def take_key(connection: sa.Connection, tables: Tables, key: str, job_id: int) -> bool:
@@ -197,23 +211,22 @@ def _own_key(tables: Tables) -> sa.Update:
 
 @lru_cache(maxsize=256)
 def _insert(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> sa.Insert:
+    return sa.insert(tables.jobs).values(_new_row(tables, fixed_due, fixed_deadline))
+
+
+@lru_cache(maxsize=256)
+def _insert_keyed(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> sa.Insert:
+    row = _new_row(tables, fixed_due, fixed_deadline)
+    return insert_with_key(tables.jobs, row, tables.keys, row["unique_key"])
+
+
+def _new_row(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> dict[str, sa.ColumnElement[Any]]:
     due = sa.bindparam("due", type_=tables.jobs.c.due_at.type) if fixed_due else after(sa.bindparam("due"))
     deadline = sa.bindparam("until", type_=tables.jobs.c.due_at.type) if fixed_deadline else after(sa.bindparam("until"))
-    return sa.insert(tables.jobs).values(
-        queue=sa.bindparam("queue"),
-        name=sa.bindparam("name"),
-        payload=sa.bindparam("payload"),
-        priority=sa.bindparam("priority"),
-        fair_by=sa.literal(""),
-        attempts=sa.literal(0),
-        max_attempts=sa.bindparam("max_attempts"),
-        unique_key=sa.bindparam("unique_key"),
-        headers=sa.bindparam("headers"),
-        due_at=due,
-        available_at=due,
-        deadline=deadline,
-        created_at=now(),
-    )
+    given = ("queue", "name", "payload", "priority", "max_attempts", "unique_key", "headers")
+    row: dict[str, sa.ColumnElement[Any]] = {name: sa.bindparam(name, type_=tables.jobs.c[name].type) for name in given}
+    row |= {"fair_by": sa.literal(""), "attempts": sa.literal(0)}
+    return row | {"due_at": due, "available_at": due, "deadline": deadline, "created_at": now()}
 
 
 def _parameters(job: NewJob) -> dict[str, Any]:
