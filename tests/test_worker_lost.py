@@ -122,15 +122,27 @@ def test_a_claim_that_was_applied_although_its_answer_was_lost_costs_nothing(que
 
 def test_a_claim_that_was_rolled_back_leaves_nothing_to_give_back(queue: Queue, observer: Engine) -> None:
     (id,) = put(observer, queue)
-    with at_statement(queue.consumer.engine, Trap(lose), "UPDATE"), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(DBAPIError):
         queue.claim()
     assert [delivery.id for delivery in queue.claim()] == [id]
     assert jobs_in(observer, queue)[id]["attempts"] == 1
 
 
+def test_a_connection_that_is_lost_before_the_commit_is_nobody_s_concern(queue: Queue, observer: Engine) -> None:
+    (id,) = put(observer, queue)
+    with at_statement(queue.consumer.engine, Trap(cut(observer)), "UPDATE") as trap:
+        (delivery,) = queue.claim()
+    assert (trap.sprung, delivery.id, delivery.attempt) == (1, id, 1)
+    assert not queue.consumer._unanswered
+    with at_statement(queue.consumer.engine, Trap(lose)):
+        assert queue.renew(delivery).id == id
+    with at_statement(queue.consumer.engine, Trap(lose)):
+        assert queue.clear("other") == 0
+
+
 def test_a_commit_that_comes_after_its_connection_is_gone_is_noticed_too(queue: Queue, observer: Engine) -> None:
     (id,) = put(observer, queue, max_attempts=1)
-    with at_statement(queue.consumer.engine, Trap(cut(observer)), "UPDATE"), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(DBAPIError):
         queue.claim()
     token = queue.consumer._unanswered[0].terms.token
     queue.claim()  # looks, and finds nothing yet
@@ -143,7 +155,7 @@ def test_a_commit_that_comes_after_its_connection_is_gone_is_noticed_too(queue: 
 def test_nobody_looks_for_ever(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     put(observer, queue)
     monkeypatch.setattr(consumers, "UNANSWERED", -1.0)
-    with at_statement(queue.consumer.engine, Trap(lose), "UPDATE"), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(DBAPIError):
         queue.claim()
     assert len(queue.claim()) == 1
     assert not queue.consumer._unanswered

@@ -53,7 +53,7 @@ class Transactions:
 
     def write(self, operation: Callable[[sa.Connection], T], *, lock_wait: float | None = None) -> T:
         """
-        Run a writing transaction, again after a conflict; a lost connection is the caller's to judge.
+        Run a writing transaction, again after a conflict; a connection that is lost at its COMMIT is the caller's to judge.
         """
         return self.run(lambda connection, repeated: operation(connection), lock_wait=lock_wait)
 
@@ -67,23 +67,28 @@ class Transactions:
         repeated: bool = False,
     ) -> T:
         """
-        Run a transaction. The operation is told whether it runs again after a connection was lost.
+        Run a transaction, again after a conflict or when the connection is lost before the COMMIT: then nothing has happened.
 
         Args:
-            repeat_lost: run it again after a lost connection, too; the first try may have been applied.
+            repeat_lost: run it again when the connection is lost at the COMMIT, too. The operation is told that it may
+                have been applied.
             repeated: an earlier call ended with a lost connection.
         """
         for left in reversed(range(TRIES)):
+            committing = False
             try:
                 with self.engine.connect() as connection:
                     consumer_options(connection, lock_wait=lock_wait, read_only=read_only)
                     with connection.begin():  # a conflict may first show at COMMIT
-                        return operation(connection, repeated)
+                        result = operation(connection, repeated)
+                        committing = True
+                return result
             except DBAPIError as error:
                 trouble = trouble_of(error)
-                again = trouble is Trouble.CONFLICT or (trouble is Trouble.LOST and (repeat_lost or read_only))
+                lost = trouble is Trouble.LOST
+                again = trouble is Trouble.CONFLICT or (lost and (repeat_lost or read_only or not committing))
                 if not again or not left:
                     raise
-                repeated = repeated or trouble is Trouble.LOST
+                repeated = repeated or (lost and committing)
                 time.sleep(PAUSE * (TRIES - left) * (0.5 + random.random()))
         raise AssertionError("unreachable")
