@@ -14,7 +14,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from ._backoff import seconds
-from ._driver.settle import Complete, Move
+from ._driver.settle import Complete, Move, Outcome
 from ._driver.settle import Release as ReleaseRow
 from ._failure import Failure, Reason, one_line
 from ._job import Delivery, Discard, Fail, Job, JobContext, Release, running
@@ -32,6 +32,7 @@ class Status(StrEnum):
     RETRYING = "retrying"
     FAILED = "failed"
     RELEASED = "released"
+    RETURNED = "returned"
     DISCARDED = "discarded"
 
 
@@ -42,7 +43,7 @@ class Ended:
     """
 
     status: Status
-    outcome: Complete | ReleaseRow | Move
+    outcome: Outcome
     note: str = ""
 
 

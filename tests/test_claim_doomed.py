@@ -147,6 +147,15 @@ def test_a_deadline_at_the_end_of_time_harms_nobody(queue: Queue, observer: Engi
     assert delivery.deadline == datetime.max.replace(tzinfo=UTC)
 
 
+def test_a_deadline_that_no_datetime_can_hold_stops_nobody(queue: Queue, observer: Engine) -> None:
+    unreadable = {"postgresql": "'infinity'", "sqlite": "'some day'"}.get(observer.dialect.name, "'9999-12-31 23:59:59.999999'")
+    ids = put(observer, queue, 2)
+    with observer.connect() as connection:
+        table = observer.dialect.identifier_preparer.format_table(queue.tables.jobs)
+        connection.exec_driver_sql(f"UPDATE {table} SET deadline = {unreadable} WHERE id = {ids[0]}")
+    assert [delivery.id for delivery in queue.claim(limit=5)] == ids
+
+
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from sqlqueue import Queue
 from sqlqueue._dialects import Trouble, after, consumer_engine, consumer_options, consumer_url, database_label, now, server_of, trouble_of
 from sqlqueue._dialects.server import lock_by_primary_key
-from sqlqueue._driver.claim import Company, _candidates
+from sqlqueue._driver.claim import Company, _candidates, _Terms
 from sqlqueue.errors import OptionError
 from tests.rows import jobs_in, moment_of, put, put_each
 from tests.servers import Database
@@ -58,7 +58,7 @@ def test_skip_locked_is_sent_only_to_servers_that_know_it(banner: str, skips: bo
     assert server.row_locks
     assert not server.claim_in_one_statement
     tables = Queue().tables
-    claim = str(_candidates(tables, server, Company.NONE, choosy=False).compile(dialect=dialect))
+    claim = str(_candidates(tables, server, _Terms(Company.NONE, ahead=False, choosy=False)).compile(dialect=dialect))
     settle = str(lock_by_primary_key(dialect, sa.select(tables.jobs.c.id), tables.jobs).compile(dialect=dialect))
     for statement in (claim, settle):
         assert "FOR UPDATE" in statement

@@ -392,7 +392,7 @@ def test_what_a_claim_under_way_brings_after_the_stop_is_handed_back(
     monkeypatch.setattr(queue.consumer, "claim", late)
     assert worker.run() == 0
     assert worker.summary is not None
-    assert worker.summary.counts == {"released": 3}
+    assert worker.summary.counts == {"returned": 3}
     assert [(row["attempts"], row["reserved_until"]) for row in jobs(observer, queue)] == [(0, None)] * 3
     assert queue.pending() == 3
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import Server, after, by_ready_index, now, server_of
+from .._dialects import Server, after, among, by_ready_index, now, server_of
 from .._tables import Tables
-from .lanes import Lane
+from .lanes import Lane, in_lane
 from .push import microseconds
 
 __all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "company_of", "put_back", "taken_under"]
+
+READABLE = datetime(1000, 1, 2, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 class Company(IntEnum):
@@ -91,13 +93,35 @@ class ClaimedRow:
         return self.attempts + 1 >= self.max_attempts
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """
+    What the statement of a claim depends on, beside its parameters.
+    """
+
+    company: Company
+    ahead: bool
+    choosy: bool
+    """There are jobs that must not be run again after their worker died."""
+
+
 def claim_lane(
-    connection: sa.Connection, tables: Tables, lane: Lane, limit: int, lease: Lease, *, company: Company = Company.NONE
+    connection: sa.Connection,
+    tables: Tables,
+    lane: Lane,
+    limit: int,
+    lease: Lease,
+    *,
+    company: Company = Company.NONE,
+    ahead: bool = False,
 ) -> list[ClaimedRow]:
     """
     Take up to `limit` ready rows of the lane, first due first, and those that must not run at all.
 
     Rows that may not run beside `company`, or beside each other, are left exactly as they were found.
+
+    Args:
+        ahead: the rows will wait in memory. Those that the death of this process would cost more than an attempt are left.
     """
     server = server_of(connection.dialect)
     parameters = {
@@ -112,8 +136,9 @@ def claim_lane(
     }
     if lease.not_repeated:
         parameters["not_repeated"] = sorted(lease.not_repeated)
+    terms = _Terms(company, ahead, bool(lease.not_repeated))
     body = _claim_in_one_statement if server.claim_in_one_statement else _claim_in_two_statements
-    return body(connection, tables, server, company, parameters)
+    return body(connection, tables, server, terms, parameters)
 
 
 def company_of(rows: Iterable[tuple[bool, bool]], company: Company = Company.NONE) -> Company:
@@ -155,20 +180,19 @@ def taken_under(connection: sa.Connection, tables: Tables, lanes: Iterable[Lane]
 
 
 def _claim_in_one_statement(
-    connection: sa.Connection, tables: Tables, server: Server, company: Company, parameters: dict[str, Any]
+    connection: sa.Connection, tables: Tables, server: Server, terms: _Terms, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
-    rows = connection.execute(_claim(tables, server, company, "not_repeated" in parameters), parameters).all()
+    rows = connection.execute(_claim(tables, server, terms), parameters).all()
     # RETURNING has no order.
     return sorted((ClaimedRow(*row) for row in rows), key=lambda row: (row.available_at, row.id))
 
 
 def _claim_in_two_statements(
-    connection: sa.Connection, tables: Tables, server: Server, company: Company, parameters: dict[str, Any]
+    connection: sa.Connection, tables: Tables, server: Server, terms: _Terms, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
     names = ("in_queue", "in_priority", "in_fair_by", "most", "lease", "not_repeated")
     reading = {name: parameters[name] for name in names if name in parameters}
-    candidates = _candidates(tables, server, company, "not_repeated" in parameters)
-    found = [ClaimedRow(*row) for row in connection.execute(candidates, reading)]
+    found = [ClaimedRow(*row) for row in connection.execute(_candidates(tables, server, terms), reading)]
     picked = _pick(found)
     if not picked:
         return []
@@ -183,10 +207,10 @@ def _claim_in_two_statements(
 
 def _take(connection: sa.Connection, tables: Tables, ids: list[int], started: int, parameters: dict[str, Any]) -> set[int]:
     values = {name: parameters[name] for name in ("lease", "reach", "worker", "token")} | {"ids": ids, "started": started}
-    if connection.execute(_guarded_update(tables), values).rowcount == len(ids):
+    if connection.execute(_guarded_update(tables, connection.dialect), values).rowcount == len(ids):
         return set(ids)
     # Without row locks another claim may have come between the two statements: only what carries our token is ours.
-    return set(connection.execute(_ours(tables), {"ids": ids, "token": parameters["token"]}).scalars())
+    return set(connection.execute(_ours(tables, connection.dialect), {"ids": ids, "token": parameters["token"]}).scalars())
 
 
 def _pick(found: Sequence[ClaimedRow]) -> list[ClaimedRow]:
@@ -219,16 +243,21 @@ def _last_attempt(jobs: Any) -> sa.ColumnElement[bool]:
     return last
 
 
-@lru_cache(maxsize=256)
-def _candidates(tables: Tables, server: Server, company: Company, choosy: bool) -> sa.Select[Any]:
+def _may_wait(jobs: Any, choosy: bool) -> list[sa.ColumnElement[bool]]:
     """
-    Ready rows of a lane in due order, locked, without those that may not be taken beside `company`.
+    Should this process die, the job has another attempt.
+    """
+    repeated = [jobs.name.not_in(sa.bindparam("not_repeated", expanding=True))] if choosy else []
+    return [sa.not_(_last_attempt(jobs)), *repeated]
 
-    Args:
-        choosy: there are jobs that must not be run again after their worker died.
+
+@lru_cache(maxsize=256)
+def _candidates(tables: Tables, server: Server, terms: _Terms) -> sa.Select[Any]:
+    """
+    Ready rows of a lane in due order, locked, without those that may not be taken on these terms.
     """
     jobs = tables.jobs.c
-    doom = _doom(jobs, choosy)
+    doom = _doom(jobs, terms.choosy)
     query = (
         sa.select(
             jobs.id,
@@ -238,7 +267,8 @@ def _candidates(tables: Tables, server: Server, company: Company, choosy: bool) 
             jobs.attempts,
             jobs.max_attempts,
             jobs.headers,
-            jobs.deadline,
+            # Not what no datetime can hold, as PostgreSQL's infinity: reading it would fail, and stop the lane.
+            sa.case((jobs.deadline.between(*READABLE), jobs.deadline)).label("deadline"),
             jobs.unique_key,
             jobs.available_at,
             jobs.reserved_until,
@@ -247,25 +277,30 @@ def _candidates(tables: Tables, server: Server, company: Company, choosy: bool) 
             doom.label("doom"),
             after(sa.bindparam("lease")).label("lease_until"),
         )
-        .where(*_in_lane(jobs), jobs.available_at <= now())
+        .where(*in_lane(tables), jobs.available_at <= now())
         .order_by(jobs.available_at, jobs.id)
         .limit(sa.bindparam("most", type_=sa.Integer()))
     )
-    if company is Company.RECLAIMED:
-        query = query.where(sa.or_(jobs.reserved_until.is_(None), doom.is_not(None), sa.not_(_last_attempt(jobs))))
-    elif company is Company.ON_LAST_ATTEMPT:
-        query = query.where(sa.or_(jobs.reserved_until.is_(None), doom.is_not(None)))
+    fresh = jobs.reserved_until.is_(None)
+    if terms.ahead:
+        query = query.where(sa.or_(doom.is_not(None), sa.and_(fresh, *_may_wait(jobs, terms.choosy))))
+    elif terms.company is Company.RECLAIMED:
+        query = query.where(sa.or_(fresh, doom.is_not(None), sa.not_(_last_attempt(jobs))))
+    elif terms.company is Company.ON_LAST_ATTEMPT:
+        query = query.where(sa.or_(fresh, doom.is_not(None)))
     if server.row_locks:
         query = query.with_for_update(skip_locked=server.skip_locked)
     return by_ready_index(query, tables)
 
 
 @lru_cache(maxsize=256)
-def _claim(tables: Tables, server: Server, company: Company, choosy: bool) -> sa.Update:
+def _claim(tables: Tables, server: Server, terms: _Terms) -> sa.Update:
     """
     `_candidates`, `_pick` and the guarded UPDATE in one statement.
     """
-    found = _candidates(tables, server, company, choosy).cte("found").prefix_with("MATERIALIZED")
+    found = _candidates(tables, server, terms).cte("found").prefix_with("MATERIALIZED")
+    if terms.ahead:
+        return _take_all_of(found, tables)
     comes_back = sa.and_(found.c.reserved_until.is_not(None), found.c.doom.is_(None)).label("comes_back")
     last = _last_attempt(found.c).label("last")
     # Numbered as they come, which is the order of the index: a window with an order of its own would sort.
@@ -278,18 +313,22 @@ def _claim(tables: Tables, server: Server, company: Company, choosy: bool) -> sa
         .where(sa.or_(sa.not_(numbered.c.comes_back), alone))
         .cte("picked")
     )
+    return _take_all_of(picked, tables)
+
+
+def _take_all_of(picked: sa.CTE, tables: Tables) -> sa.Update:
     return (
         _lease(sa.update(tables.jobs), tables, sa.case((picked.c.doom.is_(None), 1), else_=0))
         .where(tables.jobs.c.id == picked.c.id, tables.jobs.c.available_at <= now())
-        .returning(*(picked.c[column.name] for column in found.c))
+        .returning(*(column for column in picked.c if column.name in ClaimedRow.__dataclass_fields__))
     )
 
 
 @lru_cache(maxsize=256)
-def _guarded_update(tables: Tables) -> sa.Update:
+def _guarded_update(tables: Tables, dialect: sa.Dialect) -> sa.Update:
     jobs = tables.jobs.c
     return _lease(sa.update(tables.jobs), tables, sa.bindparam("started", type_=sa.Integer())).where(
-        jobs.id.in_(sa.bindparam("ids", expanding=True)), jobs.available_at <= now()
+        among(dialect, jobs.id), jobs.available_at <= now()
     )
 
 
@@ -304,9 +343,9 @@ def _lease(update: sa.Update, tables: Tables, started: sa.ColumnElement[int]) ->
 
 
 @lru_cache(maxsize=256)
-def _ours(tables: Tables) -> sa.Select[Any]:
+def _ours(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
     jobs = tables.jobs.c
-    return sa.select(jobs.id).where(jobs.id.in_(sa.bindparam("ids", expanding=True)), jobs.reserved_token == sa.bindparam("token"))
+    return sa.select(jobs.id).where(among(dialect, jobs.id), jobs.reserved_token == sa.bindparam("token"))
 
 
 @lru_cache(maxsize=256)
@@ -329,17 +368,9 @@ def _put_back(tables: Tables) -> sa.Update:
 def _taken_under(tables: Tables) -> sa.Select[Any]:
     jobs = tables.jobs.c
     query = sa.select(jobs.id).where(
-        *_in_lane(jobs),
+        *in_lane(tables),
         jobs.available_at > now(),
         jobs.available_at <= after(sa.bindparam("reach")),
         jobs.reserved_token == sa.bindparam("token"),
     )
     return by_ready_index(query, tables)
-
-
-def _in_lane(jobs: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    return (
-        jobs.queue == sa.bindparam("in_queue"),
-        jobs.priority == sa.bindparam("in_priority"),
-        jobs.fair_by == sa.bindparam("in_fair_by"),
-    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import after, by_primary_key, delete_by_primary_key, lock_by_primary_key, now, server_of, storable
+from .._dialects import after, among, by_primary_key, delete_by_primary_key, lock_by_primary_key, now, server_of, storable
 from .._failure import CLASS_LENGTH, Failure
 from .._tables import Tables
 from .push import microseconds
@@ -23,8 +23,10 @@ from .push import microseconds
 __all__ = [
     "Complete",
     "Move",
+    "Outcome",
     "Release",
     "Results",
+    "Return",
     "Settlement",
     "failed_already",
     "free_keys",
@@ -59,6 +61,13 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Return:
+    """
+    Back to its place, as if it had not been claimed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """
     To the failed table.
@@ -68,6 +77,9 @@ class Move:
     worker: str | None
     attempts: int | None = None
     """What to record instead of the row's own count."""
+
+
+Outcome = Complete | Release | Return | Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,7 @@ class Settlement:
     token: str
     keyed: bool
     """The job holds a unique key."""
-    outcome: Complete | Release | Move
+    outcome: Outcome
 
 
 @dataclass(slots=True)
@@ -125,7 +137,7 @@ def renew(connection: sa.Connection, tables: Tables, leases: Iterable[tuple[int,
     ids = [row.id for row in _lock(connection, tables, list(tokens)) if row.held and row.running and row.reserved_token == tokens[row.id]]
     if ids:
         lengths = {"lease": microseconds(seconds), "reach": microseconds(seconds * (1 + grace))}
-        connection.execute(_renew(tables), lengths | {"ids": ids})
+        connection.execute(_renew(tables, connection.dialect), lengths | {"ids": ids})
     return set(ids)
 
 
@@ -134,7 +146,7 @@ def lost_leases(connection: sa.Connection, tables: Tables, leases: Iterable[tupl
     Those that are certainly not ours any more: gone, or under another token. A locked row may still be ours.
     """
     tokens = dict(leases)
-    rows = connection.execute(_look(tables), {"ids": list(tokens)}).all()
+    rows = connection.execute(_look(tables, connection.dialect), {"ids": list(tokens)}).all()
     return set(tokens) - {row.id for row in rows if row.held and row.reserved_token == tokens[row.id]}
 
 
@@ -151,7 +163,7 @@ def lease_ended(connection: sa.Connection, tables: Tables, id: int) -> bool:
     """
     Whether the job may be claimed by anybody.
     """
-    row = connection.execute(_look(tables), {"ids": [id]}).one_or_none()
+    row = connection.execute(_look(tables, connection.dialect), {"ids": [id]}).one_or_none()
     return row is None or not row.running
 
 
@@ -190,15 +202,20 @@ def free_keys(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> 
 
 def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> None:
     leaving: list[int] = []
+    returning: list[int] = []
     for settlement in ours:
         match settlement.outcome:
             case Complete():
                 leaving.append(settlement.id)
+            case Return():
+                returning.append(settlement.id)
             case Release() as release:
                 connection.execute(_release(tables), _release_values(connection, settlement.id, release))
             case Move() as move:
                 connection.execute(_copy_to_failed(tables), _failed_values(connection, settlement.id, move))
                 leaving.append(settlement.id)
+    if returning:
+        connection.execute(_return(tables, connection.dialect), {"ids": sorted(returning)})
     if leaving:
         connection.execute(_delete(tables.jobs, connection.dialect), {"ids": sorted(leaving)})
 
@@ -211,17 +228,17 @@ def _free_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlem
     """
     Free the keys of the jobs that leave the table; those whose key row is locked by a duplicate push stay for now.
     """
-    keyed = [settlement.id for settlement in ours if settlement.keyed and not isinstance(settlement.outcome, Release)]
+    keyed = [settlement.id for settlement in ours if settlement.keyed and isinstance(settlement.outcome, Complete | Move)]
     if not keyed:
         return set()
-    names = {row.id: row.unique_key for row in connection.execute(_key_names(tables), {"ids": keyed})}
+    names = {row.id: row.unique_key for row in connection.execute(_key_names(tables, connection.dialect), {"ids": keyed})}
     if not names:
         return set()
     held = connection.execute(_locking_keys(tables, connection.dialect), {"ids": sorted(names.values())}).all()
     free = {row.key for row in held}
     missing = sorted(set(names.values()) - free)
     # Not returned: gone, or locked by somebody. A read without locks tells one from the other.
-    locked = set(connection.execute(_keys_present(tables), {"ids": missing}).scalars()) if missing else set()
+    locked = set(connection.execute(_keys_present(tables, connection.dialect), {"ids": missing}).scalars()) if missing else set()
     ending = sorted(row.key for row in held if not row.kept and names.get(row.job_id) == row.key)
     if ending:
         connection.execute(_delete(tables.keys, connection.dialect), {"ids": ending})
@@ -235,7 +252,7 @@ def _sort_out_others(connection: sa.Connection, tables: Tables, by_id: dict[int,
     rest = set(by_id) - results.settled - results.blocked
     if not rest:
         return
-    rows = {row.id: row for row in connection.execute(_look(tables), {"ids": sorted(rest)})}
+    rows = {row.id: row for row in connection.execute(_look(tables, connection.dialect), {"ids": sorted(rest)})}
     failed = _failed_tokens(connection, tables, rest) if repeated else {}
     for id in rest:
         settlement, row = by_id[id], rows.get(id)
@@ -253,7 +270,7 @@ def _was_applied(settlement: Settlement, mine: bool, gone: bool, failed_token: s
     match settlement.outcome:
         case Complete():
             return gone
-        case Release():
+        case Release() | Return():
             return mine
         case Move():
             return failed_token == settlement.token
@@ -263,10 +280,6 @@ def _failed_tokens(connection: sa.Connection, tables: Tables, ids: Iterable[int]
     failed = tables.failed.c
     rows = connection.execute(sa.select(failed.id, failed.token).where(failed.id.in_(sorted(ids))))
     return {row.id: row.token for row in rows}
-
-
-def _ids() -> sa.BindParameter[Any]:
-    return sa.bindparam("ids", expanding=True)
 
 
 def _state(tables: Tables) -> sa.Select[Any]:
@@ -280,8 +293,8 @@ def _state(tables: Tables) -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _look(tables: Tables) -> sa.Select[Any]:
-    return by_primary_key(_state(tables).where(tables.jobs.c.id.in_(_ids())), tables.jobs)
+def _look(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    return by_primary_key(_state(tables).where(among(dialect, tables.jobs.c.id)), tables.jobs)
 
 
 @lru_cache(maxsize=256)
@@ -290,12 +303,12 @@ def _locking_look(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _renew(tables: Tables) -> sa.Update:
+def _renew(tables: Tables, dialect: sa.Dialect) -> sa.Update:
     jobs = tables.jobs.c
     longer, reach = after(sa.bindparam("lease")), after(sa.bindparam("reach"))
     return (
         sa.update(tables.jobs)
-        .where(jobs.id.in_(_ids()), jobs.reserved_until < longer)
+        .where(among(dialect, jobs.id), jobs.reserved_until < longer)
         .values(reserved_until=longer, available_at=sa.case((jobs.available_at < reach, reach), else_=jobs.available_at))
     )
 
@@ -315,6 +328,22 @@ def _release(tables: Tables) -> sa.Update:
             available_at=after(sa.bindparam("delay")),
             attempts=sa.case((jobs.attempts >= sa.bindparam("back"), jobs.attempts - sa.bindparam("back")), else_=jobs.attempts),
             last_error=sa.func.coalesce(sa.bindparam("error", type_=sa.Text()), jobs.last_error),
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def _return(tables: Tables, dialect: sa.Dialect) -> sa.Update:
+    jobs = tables.jobs.c
+    return (
+        sa.update(tables.jobs)
+        .where(among(dialect, jobs.id))
+        .values(
+            reserved_until=None,
+            reserved_by=None,
+            # Claimed, so due: by the time that it was pushed for, it is where it was among the others.
+            available_at=sa.case((jobs.due_at < now(), jobs.due_at), else_=now()),
+            attempts=sa.case((jobs.attempts > 0, jobs.attempts - 1), else_=jobs.attempts),
         )
     )
 
@@ -365,9 +394,9 @@ def _delete(table: sa.Table, dialect: sa.Dialect) -> sa.Executable:
 
 
 @lru_cache(maxsize=256)
-def _key_names(tables: Tables) -> sa.Select[Any]:
+def _key_names(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
     jobs = tables.jobs.c
-    return sa.select(jobs.id, jobs.unique_key).where(jobs.id.in_(_ids()), jobs.unique_key.is_not(None))
+    return sa.select(jobs.id, jobs.unique_key).where(among(dialect, jobs.id), jobs.unique_key.is_not(None))
 
 
 @lru_cache(maxsize=256)
@@ -378,5 +407,5 @@ def _locking_keys(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _keys_present(tables: Tables) -> sa.Select[Any]:
-    return sa.select(tables.keys.c.key).where(tables.keys.c.key.in_(_ids()))
+def _keys_present(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    return sa.select(tables.keys.c.key).where(among(dialect, tables.keys.c.key))

@@ -26,8 +26,8 @@ from .._driver.lanes import Lane, find_lanes
 from .._driver.settle import (
     GROUP,
     Move,
-    Release,
     Results,
+    Return,
     Settlement,
     failed_already,
     last_errors,
@@ -71,16 +71,19 @@ class Consumer(Transactions):
         worker: str,
         company: Company = Company.NONE,
         *,
+        ahead: int = 0,
         not_repeated: frozenset[str] = frozenset(),
     ) -> list[Delivery]:
         """
         Take up to `limit` jobs for `lease` seconds, in order of precedence; an empty list when none may be taken now.
 
         Args:
+            ahead: how many more to take, behind those, that are going to wait for a while. For these come only jobs that
+                have another attempt should this process die meanwhile.
             not_repeated: names of the jobs that have failed when their worker dies.
         """
         self.give_back()
-        asked = _Claim(limit, lease, worker, company, not_repeated)
+        asked = _Claim(limit, ahead, lease, worker, company, not_repeated)
         try:
             self._claim_from(self._remembered_lanes(queues), asked)
             if asked.wanted:
@@ -119,7 +122,7 @@ class Consumer(Transactions):
         ids = self.read(lambda connection: taken_under(connection, self._tables, claim.lanes, claim.terms))
         if not ids:
             return time.monotonic() > claim.until
-        return not self.settle([Settlement(id, claim.terms.token, False, Release(0.0, None)) for id in ids]).blocked
+        return not self.settle([Settlement(id, claim.terms.token, False, Return()) for id in ids]).blocked
 
     def due_in(self, queues: Sequence[str]) -> float | None:
         """
@@ -218,22 +221,26 @@ class Consumer(Transactions):
         taken: list[_Taken] = []
         unfinished: list[Lane] = []
         for lane in lanes:
-            wanted = asked.wanted - len(taken)
-            found, company, finished = self._claim_lane(connection, lane, wanted, terms, company)
+            now = max(asked.limit - len(asked.taken) - len(taken), 0)
+            found, company, finished = self._claim_lane(connection, lane, now, terms, company)
             taken += found
+            later = asked.wanted - len(taken)
+            if finished and len(found) == now and later:
+                found, company, finished = self._claim_lane(connection, lane, later, terms, company, ahead=True)
+                taken += found
             if not finished:
                 unfinished.append(lane)
         return taken, unfinished
 
     def _claim_lane(
-        self, connection: sa.Connection, lane: Lane, limit: int, lease: Lease, company: Company
+        self, connection: sa.Connection, lane: Lane, limit: int, lease: Lease, company: Company, *, ahead: bool = False
     ) -> tuple[list[_Taken], Company, bool]:
         taken: list[_Taken] = []
         moved = rounds = 0
         while wanted := min(limit - len(taken), GROUP):
             if rounds == DOOMED_ROUNDS or moved > GROUP:
                 return taken, company, False
-            rows = claim_lane(connection, self._tables, lane, wanted, lease, company=company)
+            rows = claim_lane(connection, self._tables, lane, wanted, lease, company=company, ahead=ahead)
             found, doomed = _sort(rows, lease)
             if doomed:
                 self._move(connection, doomed, lease)
@@ -285,6 +292,7 @@ class _Claim:
     """
 
     limit: int
+    ahead: int
     lease: float
     worker: str
     company: Company
@@ -293,7 +301,7 @@ class _Claim:
 
     @property
     def wanted(self) -> int:
-        return self.limit - len(self.taken)
+        return self.limit + self.ahead - len(self.taken)
 
     @property
     def company_now(self) -> Company:

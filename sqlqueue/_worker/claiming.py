@@ -7,20 +7,19 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from dataclasses import dataclass
 from functools import partial
 
 import sqlalchemy as sa
 
 from .._dialects import database_label, server_of
-from .._driver.settle import Release as ReleaseRow
-from .._executor import Ended, Status
 from .._job import Delivery, JobContext
 from .._queue import DEFAULT_QUEUE
 from .._version import __version__
 from .logs import log
 from .renewing import Renewer
-from .shift import Held, Shift
-from .summary import Meter
+from .shift import HANDED_BACK, MOST_UNSETTLED, Held, Shift
+from .summary import MAX_JOBS, Meter
 from .trouble import TROUBLE, kind_of, passes, unusable
 from .trouble import first_line as what_it_said
 
@@ -29,8 +28,24 @@ __all__ = ["Claimer"]
 FIRST_PAUSE = 0.02
 LONGEST_TROUBLE_PAUSE = 5.0
 LONGEST_LINGER = 0.05
-MOST_UNSETTLED = 1000  # beyond that the settlements have to catch up first
-HANDED_BACK = Ended(Status.RELEASED, ReleaseRow(0.0, None), "not started")
+STALL_TICK = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """
+    How many jobs to ask for.
+    """
+
+    busy: int
+    free: int
+    ahead: int
+    target: int
+    """How many should wait for a slot, so that none is ever idle."""
+
+    @property
+    def any(self) -> bool:
+        return self.free + self.ahead > 0
 
 
 class Claimer:
@@ -55,9 +70,13 @@ class Claimer:
         except BaseException as error:
             shift.die(error)
         finally:
-            with contextlib.suppress(*TROUBLE):
-                shift.queue.consumer.give_back()
+            self._give_back()
             shift.bell.ring()
+
+    def _give_back(self) -> None:
+        if self._shift.queue.configured:
+            with contextlib.suppress(*TROUBLE):
+                self._shift.queue.consumer.give_back()
 
     def start_up(self) -> None:
         """
@@ -80,14 +99,16 @@ class Claimer:
             self._shift.claim_bell.wait(min(pause, until - time.monotonic()))
             pause = min(pause * 2, 2.0)
 
-    def claim(self, limit: int) -> list[Held]:
+    def claim(self, limit: int, ahead: int = 0) -> list[Held]:
         """
-        Take up to so many jobs, which are held from now on.
+        Take up to `limit` jobs, and `ahead` more that are going to wait; they are held from now on.
         """
         shift = self._shift
         before = time.monotonic()  # the lease begins no earlier
         company, not_repeated = shift.holdings.company(), shift.queue.registry.not_repeated()
-        deliveries = shift.queue.consumer.claim(shift.queues, limit, shift.lease, shift.name, company, not_repeated=not_repeated)
+        deliveries = shift.queue.consumer.claim(
+            shift.queues, limit, shift.lease, shift.name, company, ahead=ahead, not_repeated=not_repeated
+        )
         claimed = [Held(delivery, self._context(delivery), before) for delivery in deliveries]
         shift.holdings.add(claimed)
         return claimed
@@ -125,32 +146,60 @@ class Claimer:
             limit = meter.reached()
             if limit is not None:
                 shift.reach(limit)
+                if limit != MAX_JOBS:
+                    shift.hand_back_unstarted()
                 return
             if shift.look_now:
                 shift.look_now, self._next_look = False, 0.0
-            shift.wants_slot = True  # before the slots are counted, or the last one to become free would not ring
-            free = min(self._free_slots(), meter.jobs_left)
-            if free and self._is_time_to_look(free):
-                shift.wants_slot = False
-                self._look(free, meter)
+            room = self._room(meter)
+            if room.any and self._is_time_to_look(room):
+                self._look(room, meter)
             else:
-                shift.wants_slot = not free or self._filled
-                pause = self._next_look - time.monotonic() if free else 1.0
-                shift.claim_bell.wait(min(pause, meter.seconds_left, 1.0))
+                self._wait(room, meter)
 
-    def _is_time_to_look(self, free: int) -> bool:
-        return time.monotonic() >= self._next_look or (self._filled and 2 * free >= self._shift.concurrency)
+    def _room(self, meter: Meter) -> _Room:
+        """
+        For how many more jobs there are slots, and for how many that are going to wait.
+        """
+        shift = self._shift
+        busy, target = shift.holdings.busy, shift.pace.ahead(shift.slots)
+        shift.behind = shift.holdings.unsettled >= MOST_UNSETTLED
+        if shift.behind:
+            return _Room(busy, 0, 0, target)
+        free = max(shift.concurrency - busy, 0)
+        waiting = max(busy - shift.concurrency, 0)
+        # Half of them have to go before more come: fewer, larger claims.
+        ahead = target - waiting if 2 * waiting <= target else 0
+        return _Room(busy, min(free, meter.jobs_left), max(min(ahead, meter.jobs_left - free), 0), target)
 
-    def _free_slots(self) -> int:
-        holdings = self._shift.holdings
-        busy = holdings.busy
-        return self._shift.concurrency - busy if len(holdings) - busy < MOST_UNSETTLED else 0
+    def _is_time_to_look(self, room: _Room) -> bool:
+        if time.monotonic() >= self._next_look:
+            return True
+        return self._filled and (bool(room.ahead) or 2 * room.free >= self._shift.concurrency)
 
-    def _look(self, free: int, meter: Meter) -> None:
+    def _wait(self, room: _Room, meter: Meter) -> None:
+        shift = self._shift
+        waiting = room.busy > shift.concurrency
+        if waiting and shift.pace.stuck(shift.slots):
+            shift.hand_back_unstarted()  # somebody else may have a free slot
+        # The last claim brought all that it asked for: there are more, and we want to hear when there is room for them.
+        # Otherwise only when there is a slot again, if all are taken.
+        if self._filled:
+            shift.refill_below = shift.concurrency + room.target // 2
+        elif not room.free:
+            shift.refill_below = shift.concurrency
+        pause = self._next_look - time.monotonic() if room.any else 1.0
+        if waiting:
+            pause = min(pause, STALL_TICK)
+        if shift.holdings.busy < shift.refill_below <= room.busy:
+            return  # it has come to that meanwhile, and nobody has rung
+        shift.claim_bell.wait(min(pause, meter.seconds_left, 1.0))
+
+    def _look(self, room: _Room, meter: Meter) -> None:
         shift = self._shift
         began = time.monotonic()
         try:
-            claimed = self.claim(free)
+            claimed = self.claim(room.free, room.ahead)
             empty = not claimed and shift.limits.stop_when_empty and self._nothing_is_left()
         except TROUBLE as error:
             shift.patience.bear(error)
@@ -162,7 +211,7 @@ class Claimer:
         self._hand_out(claimed, meter)
         if empty:
             shift.reach("empty")
-        self._filled = len(claimed) == free
+        self._filled = len(claimed) == room.free + room.ahead
         self._schedule(time.monotonic() - began, bool(claimed))
 
     def _hand_out(self, claimed: list[Held], meter: Meter) -> None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from queue import Empty
+from functools import partial
 
 from .._driver.settle import Release as ReleaseRow
 from .._executor import Ended, Status, run_delivery
-from .claiming import HANDED_BACK, Claimer
+from .claiming import Claimer
 from .logs import log
 from .renewing import Renewer
 from .settling import Settler
-from .shift import Held, Shift
+from .shift import HANDED_BACK, Held, Shift
 from .trouble import TROUBLE, first_line
 
 __all__ = ["Crew"]
@@ -42,7 +42,7 @@ class Crew:
         self._claiming = self._thread("claim", self._claimer.work)
         self._settling = self._thread("settle", self._settler.work)
         self._renewing = self._thread("renew", self._renewer.work)
-        self._slots = [self._thread(f"slot-{number}", self._run_jobs) for number in range(1, shift.concurrency + 1)]
+        self._slots = [self._thread(f"slot-{number + 1}", partial(self._run_jobs, number)) for number in range(shift.concurrency)]
 
     def work(self) -> bool:
         """
@@ -80,15 +80,20 @@ class Crew:
     def _thread(self, name: str, body: object) -> threading.Thread:
         return threading.Thread(target=body, name=f"sqlqueue-{name}", daemon=True)  # type: ignore[arg-type]
 
-    def _run_jobs(self) -> None:
+    def _run_jobs(self, slot: int) -> None:
+        slots = self._shift.slots
         try:
             while (held := self._shift.todo.get()) is not None:
-                self._run(held)
+                if self._shift.asked:
+                    self._shift.end(held, HANDED_BACK)
+                    continue
+                self._run(held, slot)
+                slots[slot] = 0.0
         except BaseException as error:
             self._shift.die(error)
 
-    def _run(self, held: Held) -> None:
-        held.started = time.monotonic()
+    def _run(self, held: Held, slot: int = 0) -> None:
+        self._shift.slots[slot] = held.started = time.monotonic()
         self._shift.end(held, run_delivery(self._shift.queue, held.delivery, held.context, self._shift.name))
 
     def _conduct(self) -> bool:
@@ -97,7 +102,7 @@ class Crew:
             self._wait()
         since = time.monotonic()
         if shift.asked or shift.fatal is not None:
-            self._hand_back_unstarted()
+            shift.hand_back_unstarted()
             if shift.holdings.busy:
                 log.info("%s: no more jobs are taken, %d are running", shift.reason or "trouble", shift.holdings.busy)
         while not self._is_over(since):
@@ -131,15 +136,6 @@ class Crew:
             return True
         no_more_claims = not self._claiming.is_alive() or time.monotonic() - since > CLAIM_GRACE
         return no_more_claims and not self._shift.holdings
-
-    def _hand_back_unstarted(self) -> None:
-        while True:
-            try:
-                held = self._shift.todo.get_nowait()
-            except Empty:
-                return
-            if held is not None:
-                self._shift.end(held, HANDED_BACK)
 
     def _cut_short(self, why: str) -> None:
         running = self._shift.holdings.running()

@@ -9,20 +9,27 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from .._driver.claim import Company, company_of
-from .._driver.settle import Settlement
-from .._executor import Ended
+from .._driver.settle import Return, Settlement
+from .._executor import Ended, Status
 from .._job import Delivery, JobContext
 from .._queue import Queue
 from .logs import log
 from .summary import Limits
 from .trouble import Patience
 
-__all__ = ["Bell", "Held", "Holdings", "Shift"]
+__all__ = ["HANDED_BACK", "Bell", "Held", "Holdings", "Shift"]
+
+HANDED_BACK = Ended(Status.RETURNED, Return(), "not started")
+SOON = 0.1  # seconds that a job may wait in memory
+LONG = 10.0  # longer jobs count as that long
+STUCK = 0.25  # seconds after which what waits is better handed back
+MOST_AHEAD = 1000
+MOST_UNSETTLED = 1000  # beyond that the settlements have to catch up first
 
 
 class Bell:
@@ -98,6 +105,13 @@ class Holdings:
         """
         return self._busy
 
+    @property
+    def unsettled(self) -> int:
+        """
+        How many have ended, and are not written yet.
+        """
+        return len(self._held) - self._busy
+
     def add(self, claimed: Iterable[Held]) -> None:
         with self._guard:
             for held in claimed:
@@ -137,6 +151,41 @@ class Holdings:
         return company_of((held.delivery.reclaimed_from is not None, held.delivery.last_attempt) for held in self.running())
 
 
+class Pace:
+    """
+    How long jobs take at present, to guess how many can start soon.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self._weight = 1 / (concurrency + 6)
+        self._average: float | None = None
+
+    def note(self, seconds: float) -> None:
+        average = self._average
+        self._average = seconds if average is None else average + (min(seconds, LONG) - average) * self._weight
+
+    def ahead(self, slots: Sequence[float]) -> int:
+        """
+        How many jobs these slots can start within a tenth of a second, when each of them is busy.
+
+        Args:
+            slots: when they began what they do. One that has done it for long is not going to start anything.
+        """
+        if self._average is None:
+            return 0
+        now = time.monotonic()
+        moving = sum(now - began < SOON for began in slots if began) + slots.count(0.0)
+        return min(int(moving * SOON / max(self._average, 1e-6)), MOST_AHEAD)
+
+    @staticmethod
+    def stuck(slots: Sequence[float]) -> bool:
+        """
+        No slot has started anything for a while.
+        """
+        latest = time.monotonic() - STUCK
+        return all(0.0 < began < latest for began in slots)
+
+
 class Shift:
     """
     One run of a worker: its queues of work, what it holds, and why it ends.
@@ -159,7 +208,13 @@ class Shift:
         """For the thread that conducts."""
         self.claim_bell = Bell()
         """For the thread that claims."""
-        self.wants_slot = False
+        self.slots = [0.0] * concurrency
+        """When each slot began what it does, by the monotonic clock; 0 while it does nothing."""
+        self.pace = Pace(concurrency)
+        self.refill_below = 0
+        """The thread that claims wants to hear when fewer than so many are waiting or running."""
+        self.behind = False
+        """It waits until enough of what has ended is settled."""
         self.look_now = False
         self.reason: str | None = None
         """Why it stops."""
@@ -205,12 +260,30 @@ class Shift:
         """
         if held.started is not None:
             held.took = time.monotonic() - held.started
+            self.pace.note(held.took)
         self.holdings.end(held, ended)
         self.over.put(held)
         if held.delivery.reclaimed_from is not None:
             self.look_now = True  # what was not allowed to run beside it may be claimed
-        if self.wants_slot or self.look_now:
+        if self.look_now or self.holdings.busy < self.refill_below:
+            self.refill_below = 0  # it has been heard
             self.claim_bell.ring()
+
+    def hand_back_unstarted(self) -> int:
+        """
+        Hand back what waits for a slot; how many.
+        """
+        number = 0
+        while True:
+            try:
+                held = self.todo.get_nowait()
+            except Empty:
+                return number
+            if held is None:  # a slot is asked to end
+                self.todo.put(None)
+                return number
+            self.end(held, HANDED_BACK)
+            number += 1
 
     def forget(self, held: Held, status: str) -> None:
         """
@@ -220,7 +293,8 @@ class Shift:
         last = self.holdings.remove(held)
         if last and self.limits.stop_when_empty:
             self.look_now = True
-        if self.look_now or self.wants_slot:
+        if self.look_now or (self.behind and self.holdings.unsettled < MOST_UNSETTLED / 2):
+            self.behind = False
             self.claim_bell.ring()
         if last and self.ending:
             self.bell.ring()

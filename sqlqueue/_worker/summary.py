@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from .._executor import Status
 
-__all__ = ["LOST", "Limits", "Summary"]
+__all__ = ["LOST", "MAX_JOBS", "Limits", "Meter", "Summary"]
 
 LOST = "lost"
+MAX_JOBS = "max jobs"
 MEMORY_INTERVAL = 1.0
 
 
@@ -80,7 +81,7 @@ class Meter:
         if self.seconds_left <= 0:
             return "max time"
         if self.jobs_left <= 0:
-            return "max jobs"
+            return MAX_JOBS
         return "max memory" if self._memory_is_used_up() else None
 
     def _memory_is_used_up(self) -> bool:

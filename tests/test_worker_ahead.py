@@ -1,0 +1,147 @@
+"""
+A worker holds more jobs than it runs: as many as its slots can start within a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from sqlqueue import Queue, Worker
+from sqlqueue._worker.shift import MOST_AHEAD, Pace
+from tests.acceptance.processes import Site, site_on
+from tests.rows import put, statements_of
+from tests.servers import Database
+from tests.workers import Gate, eventually, failures, jobs, push, work_off, working
+
+
+@pytest.fixture
+def site(queue: Queue, database: Database, observer: Engine, tmp_path: Path) -> Iterator[Site]:
+    with site_on(queue, database, observer, tmp_path) as site:
+        yield site
+
+
+def test_nothing_is_taken_ahead_before_it_is_known_how_long_jobs_take(queue: Queue, observer: Engine) -> None:
+    gate = Gate()
+    queue.job(name="wait")(gate.pass_through)
+    push(queue, "wait", 20)
+    with working(queue, concurrency=3):
+        gate.await_arrivals(3)
+        assert sum(row["reserved_until"] is not None for row in jobs(observer, queue)) == 3
+        gate.open()
+
+
+def test_short_jobs_come_in_large_claims(queue: Queue) -> None:
+    queue.job(name="noop")(lambda: None)
+    push(queue, "noop", 2000)
+    with statements_of(queue.consumer.engine) as seen:
+        assert work_off(queue).counts == {"done": 2000}
+    assert len(seen) < 2000 / 10, "statements"
+
+
+def test_long_jobs_are_not_taken_ahead(queue: Queue, observer: Engine) -> None:
+    held: list[int] = []
+
+    @queue.job(name="long")
+    def long() -> None:
+        time.sleep(0.15)
+        held.append(sum(row["reserved_until"] is not None for row in jobs(observer, queue)))
+
+    push(queue, "long", 6)
+    assert work_off(queue, concurrency=2).counts == {"done": 6}
+    assert max(held) <= 2 + 1, "a settlement may be under way"
+
+
+def test_the_pace_follows_what_jobs_take() -> None:
+    pace = Pace(10)
+    assert pace.ahead([0.0] * 10) == 0
+    for _ in range(200):
+        pace.note(0.00001)
+    assert pace.ahead([time.monotonic()] * 10) == MOST_AHEAD
+    pace.note(10.0)
+    assert pace.ahead([time.monotonic()] * 10) < 5
+    for _ in range(200):
+        pace.note(0.01)
+    assert 80 <= pace.ahead([time.monotonic()] * 10) <= 100
+    assert 8 <= pace.ahead([time.monotonic() - 1] * 9 + [0.0]) <= 10, "nine slots are busy with something long"
+    assert not pace.stuck([time.monotonic() - 1] * 9 + [0.0])
+    assert pace.stuck([time.monotonic() - 1] * 10)
+
+
+def test_what_waits_behind_a_long_job_is_handed_to_others(queue: Queue, observer: Engine) -> None:
+    gate, done = Gate(), threading.Event()
+    queue.job(name="quick")(lambda: None)
+    queue.job(name="long")(gate.pass_through)
+    queue.job(name="last")(done.set)
+    push(queue, "quick", 300)
+    push(queue, "long")
+    push(queue, "quick", 300)
+    push(queue, "last")
+    with working(queue, concurrency=1):
+        gate.await_arrivals()
+        eventually(lambda: sum(row["reserved_until"] is not None for row in jobs(observer, queue)) == 1)
+        assert {row["attempts"] for row in jobs(observer, queue)} == {0, 1}
+        with working(queue, concurrency=1):
+            assert done.wait(10)
+        gate.open()
+    assert failures(observer, queue) == []
+
+
+def test_what_waits_is_handed_back_when_the_worker_stops(site: Site) -> None:
+    site.push("effect", 3000)
+    process = site.start(concurrency=2)
+    eventually(lambda: site.count_effects() > 300)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+    left = jobs(site.observer, site.queue)
+    assert left
+    assert {(row["attempts"], row["reserved_until"], row["available_at"] == row["due_at"]) for row in left} == {(0, None, True)}
+    assert len(site.effects()) == 3000 - len(left)
+
+
+def test_who_waits_in_the_memory_of_a_worker_that_dies_loses_an_attempt_at_most(site: Site) -> None:
+    ids = site.push("effect", 2000, max_attempts=3)
+    singles = site.push("see", 200, {"row": 1}, max_attempts=1)
+    process = site.start(concurrency=2, lease=1)
+    eventually(lambda: site.count_effects() > 300)
+    process.kill()
+    assert site.start(concurrency=2, lease=1, stop_when_empty=True).wait() == 0
+    ran = {id for id, _ in site.effects()}
+    assert ran >= set(ids)
+    assert {row["id"] for row in failures(site.observer, site.queue)} == set(singles) - ran
+    assert len(set(singles) - ran) <= 2, "more than ran when it died"
+
+
+def test_no_more_jobs_than_asked_for_start(queue: Queue, observer: Engine) -> None:
+    queue.job(name="noop")(lambda: None)
+    push(queue, "noop", 1000)
+    assert Worker(queue, max_jobs=777).run() == 0
+    assert len(jobs(observer, queue)) == 223
+    assert {(row["attempts"], row["reserved_until"]) for row in jobs(observer, queue)} == {(0, None)}
+
+
+def test_a_job_of_many_seconds_among_short_ones_keeps_none_of_them(queue: Queue, observer: Engine) -> None:
+    gate = Gate()
+    queue.job(name="quick")(lambda: None)
+    queue.job(name="long")(gate.pass_through)
+    push(queue, "quick", 1000)
+    push(queue, "long")
+    push(queue, "quick", 1000)
+    with working(queue, concurrency=2), working(queue, concurrency=2):
+        gate.await_arrivals()
+        eventually(lambda: len(jobs(observer, queue)) == 1)
+        gate.open()
+
+
+def test_rows_of_a_thousand_single_attempts_are_not_put_back_and_forth(queue: Queue, observer: Engine) -> None:
+    queue.job(name="job", max_attempts=1)(lambda n: None)
+    put(observer, queue, 300, max_attempts=1)
+    with statements_of(queue.consumer.engine) as seen:
+        assert work_off(queue).counts == {"done": 300}
+    assert len(seen) < 300 * 2
