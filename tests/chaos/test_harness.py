@@ -1,7 +1,7 @@
 """
 The checker finds what is wrong, and a short storm on every database finds nothing.
 
-Longer storms: `nox -s chaos -- --database mysql --minutes 10`.
+The gate lets a storm of a minute rage over each database. Longer ones: `nox -s chaos -- --database mysql --minutes 10`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_the_checker_names_what_is_broken(broken: str, story: dict[str, Any]) ->
     assert broken in found(*story.pop("runs", []), **story)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_storm_breaks_no_promise(server: Server, fresh_database: Database, tmp_path: Path) -> None:
     strike = restarts_of(server.instance) if server.instance is not None else None
     local = server.url is None or server.instance is not None
