@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import Queue
 from sqlqueue._driver.settle import Return, Settlement
 from sqlqueue._job import Delivery
-from sqlqueue._queue import consumer as consumers
 from tests.rows import Trap, apply_and_lose, at_commit, failed_in, jobs_in, put, put_each, statements_of
 
 
@@ -130,7 +130,7 @@ def test_who_holds_it_now_is_not_disturbed(queue: Queue, observer: Engine) -> No
 
 def test_a_claim_ahead_whose_answer_was_lost_is_given_back_whole(queue: Queue, observer: Engine) -> None:
     ids = put(observer, queue, 50)
-    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=2)), pytest.raises(consumers.DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=2)), pytest.raises(DBAPIError):
         claim(queue, 10, 40)
     assert claim(queue, 10, 40) == ids
     assert {row["attempts"] for row in jobs_in(observer, queue).values()} == {1}

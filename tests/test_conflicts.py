@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqlqueue import Queue
+from sqlqueue._dialects import Trouble, engines, trouble_of
 from sqlqueue._driver.settle import Complete, Move, Release, Settlement
 from sqlqueue._failure import Failure, Reason
 from sqlqueue._job import Delivery
@@ -24,15 +27,19 @@ from tests.rows import (
     apply_and_lose,
     at_commit,
     at_statement,
+    before_each,
     can_lock_rows,
     conflicts,
     cut,
+    driver_of,
     expire,
     failed_in,
     holding,
     in_threads,
     jobs_in,
     keys_in,
+    listening,
+    lock_of,
     lose,
     put,
     put_each,
@@ -41,12 +48,40 @@ from tests.rows import (
     raising_at_commit,
     statements_of,
 )
+from tests.workers import eventually
 
 SETTLING: dict[str, Callable[[Queue, Delivery], None]] = {
     "complete": lambda queue, delivery: queue.complete(delivery),
     "release": lambda queue, delivery: queue.release(delivery, delay=60, error="no"),
     "fail": lambda queue, delivery: queue.fail(delivery, "no"),
 }
+
+OPERATIONS = ("claim", *SETTLING, "renew", "retry", "clear")
+
+
+def prepared(operation: str, queue: Queue, observer: Engine, *, lease: float = 600, **values: Any) -> tuple[int, Callable[[], object]]:
+    """A job on a queue that is called like the operation, and what does the operation to it."""
+    (id,) = put(observer, queue, queue=operation, **values)
+    if operation == "claim":
+        return id, lambda: queue.claim(operation, lease=lease)
+    if operation == "clear":
+        return id, lambda: queue.clear(operation)
+    (delivery,) = queue.claim(operation)
+    if operation == "renew":
+        return id, lambda: queue.renew(delivery, lease=lease)
+    if operation == "retry":
+        queue.fail(delivery, "no")
+        return id, lambda: queue.failed.retry(id=id)
+    return id, lambda: SETTLING[operation](queue, delivery)
+
+
+def check_done(operation: str, queue: Queue, observer: Engine, id: int) -> None:
+    """The operation has been applied, once."""
+    jobs, failed = jobs_in(observer, queue), failed_in(observer, queue)
+    assert (id in jobs) == (operation in ("claim", "release", "renew", "retry")), operation
+    assert (id in failed) == (operation == "fail"), operation
+    if found := jobs.get(id) or failed.get(id):
+        assert found["attempts"] == (operation != "retry"), operation
 
 
 @pytest.fixture
@@ -101,6 +136,20 @@ def test_a_conflict_at_any_statement_of_a_settlement_is_tried_again(queue: Queue
     assert number > 3
 
 
+@pytest.mark.parametrize("operation", ["renew", "retry", "clear"])
+def test_a_conflict_at_any_statement_of_what_is_no_settlement_is_tried_again(queue: Queue, observer: Engine, operation: str) -> None:
+    kinds = list(conflicts(observer).values())
+    number, sprung = 1, 1
+    while sprung:
+        id, act = prepared(operation, queue, observer)
+        with at_statement(queue.consumer.engine, Trap(raising(kinds[number % len(kinds)]), at=number)) as trap:
+            act()
+        sprung, number = trap.sprung, number + 1
+        check_done(operation, queue, observer, id)
+        clear(observer, queue)
+    assert number > 3
+
+
 def test_a_conflict_at_commit_is_a_conflict(queue: Queue, observer: Engine) -> None:
     for make in conflicts(observer).values():
         (id,) = put(observer, queue)
@@ -118,17 +167,20 @@ def test_a_conflict_at_commit_is_a_conflict(queue: Queue, observer: Engine) -> N
     assert places(observer, queue) == (set(), set())
 
 
-def test_five_tries_are_enough(queue: Queue, observer: Engine) -> None:
-    (id,) = put(observer, queue)
-    (delivery,) = queue.claim()
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_five_tries_are_enough(queue: Queue, observer: Engine, operation: str) -> None:
+    id, act = prepared(operation, queue, observer)
     make = next(iter(conflicts(observer).values()))
-    with at_statement(queue.consumer.engine, Trap(raising(make), times=99)) as trap, pytest.raises(DBAPIError):
-        queue.complete(delivery)
+    before = jobs_in(observer, queue), failed_in(observer, queue)
+    with at_commit(queue.consumer.engine, Trap(raising_at_commit(make), times=99)) as trap, pytest.raises(DBAPIError):
+        act()
     assert trap.sprung == 5
-    with at_statement(queue.consumer.engine, Trap(raising(make), times=4)) as trap:
-        queue.complete(delivery)
+    assert (jobs_in(observer, queue), failed_in(observer, queue)) == before
+    # A claim looks for its lanes first, and has five tries for that as well.
+    with at_commit(queue.consumer.engine, Trap(raising_at_commit(make), times=4)) as trap:
+        act()
     assert trap.sprung == 4
-    assert id not in jobs_in(observer, queue)
+    check_done(operation, queue, observer, id)
 
 
 def test_an_error_that_is_no_conflict_is_not_tried_again(queue: Queue, observer: Engine) -> None:
@@ -168,6 +220,58 @@ def test_a_busy_database_is_waited_for(queue: Queue, observer: Engine, engine: E
     assert (id in jobs_in(observer, queue)) == can_lock_rows(engine)
 
 
+@contextmanager
+def nobody_writes(engine: Engine, table: sa.Table) -> Iterator[None]:
+    """A stranger keeps everybody from changing the table, or, where that is all one can lock, the database."""
+    begin, end = {
+        "sqlite": ("BEGIN IMMEDIATE", "ROLLBACK"),
+        "postgresql": (f"LOCK TABLE {table.name} IN SHARE MODE", "ROLLBACK"),
+        "mysql": (f"LOCK TABLES {table.name} READ", "UNLOCK TABLES"),
+    }[engine.dialect.name]
+    with engine.connect() as connection:
+        connection.exec_driver_sql(begin)
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(end)
+
+
+@contextmanager
+def troubles_of(engine: Engine) -> Iterator[list[tuple[str, Trouble]]]:
+    """Which thread met what."""
+    seen: list[tuple[str, Trouble]] = []
+
+    def failed(context: sa.engine.ExceptionContext) -> None:
+        assert isinstance(context.sqlalchemy_exception, DBAPIError)
+        seen.append((threading.current_thread().name, trouble_of(context.sqlalchemy_exception)))
+
+    with listening(engine, "handle_error", failed):
+        yield seen
+
+
+def test_a_lock_that_is_held_longer_than_anybody_waits_is_a_conflict_for_every_operation(
+    queue: Queue, observer: Engine, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For real, and all at once: where a wait cannot be shorter than a second, that second is spent only once."""
+    monkeypatch.setattr(engines, "_DEFAULT_LOCK_WAIT", 0.2)
+    calls = {operation: prepared(operation, queue, observer, lease=1.2) for operation in OPERATIONS}
+    results: dict[str, object] = {}
+    threads = [
+        threading.Thread(target=lambda name=name, act=act: results.update({name: act()}), name=name) for name, (_, act) in calls.items()
+    ]
+    with troubles_of(queue.consumer.engine) as seen:
+        with nobody_writes(engine, queue.tables.jobs):
+            for thread in threads:
+                thread.start()
+            eventually(lambda: {name for name, _ in seen} == set(OPERATIONS), f"conflicts: {seen}")
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert {trouble for _, trouble in seen} == {Trouble.CONFLICT}
+    assert set(results) == set(OPERATIONS)
+    for operation, (id, _) in calls.items():
+        check_done(operation, queue, observer, id)
+
+
 def test_a_real_deadlock_is_resolved_by_trying_again(queue: Queue, observer: Engine, engine: Engine) -> None:
     if not can_lock_rows(engine):
         pytest.skip("one transaction at a time writes here")
@@ -189,6 +293,93 @@ def test_a_real_deadlock_is_resolved_by_trying_again(queue: Queue, observer: Eng
     in_threads(2, cross)
     assert 3 <= sum(tries) <= 6  # without the barrier they may meet once more
     assert {row["attempts"] for row in jobs_in(observer, queue).values()} == {2}
+
+
+# Where each operation has its row, and still has to wait for a stranger: at which statement, of which table.
+WAITING = {
+    "claim": ("INSERT INTO sqlqueue_failed_jobs", "failed"),
+    "complete": ("DELETE", "jobs"),
+    "release": ("UPDATE sqlqueue_jobs", "jobs"),
+    "fail": ("DELETE", "jobs"),
+    "renew": ("UPDATE sqlqueue_jobs", "jobs"),
+    "retry": ("INSERT INTO sqlqueue_jobs", "jobs"),
+    "clear": ("DELETE", "jobs"),
+}
+
+
+def obstacle(queue: Queue, engine: Engine, operation: str) -> sa.Executable:
+    """What does not keep a row from being locked, but from being changed, or a new one from being written."""
+    table: sa.Table = getattr(queue.tables, WAITING[operation][1])
+    if engine.dialect.name == "postgresql":
+        return sa.text(f"LOCK TABLE {table.name} IN SHARE MODE")
+    if operation in ("claim", "retry"):
+        return sa.select(table.c.id).with_for_update()  # the gap at the end is locked as well
+    # A shared lock on an index that holds all that is asked for leaves the row itself alone.
+    entries = sa.select(table.c.id).where(table.c.queue == operation).with_for_update(read=True)
+    return entries.with_hint(table, f"FORCE INDEX ({queue.tables.ready_index})")
+
+
+def look_for_deadlocks_soon(connection: sa.Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL deadlock_timeout = '20ms'")
+
+
+def let_the_other_wait_first(observer: Engine) -> None:
+    """PostgreSQL's victim is who finds the deadlock: it looks once, after it has waited for some time."""
+    if observer.dialect.name == "postgresql":
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        with observer.connect() as connection:
+            eventually(lambda: connection.scalar(sa.text(waiting)))
+
+
+def can_be_a_victim(observer: Engine) -> bool:
+    """How soon it looks is for an administrator to say."""
+    with observer.connect() as connection:
+        return observer.dialect.name != "postgresql" or connection.scalar(sa.text("SHOW is_superuser")) == "on"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_victim_of_a_real_deadlock_tries_again(queue: Queue, observer: Engine, engine: Engine, operation: str) -> None:
+    with engine.connect():
+        pass  # so that the server is known
+    if not can_lock_rows(engine):
+        pytest.skip("one transaction at a time writes here")
+    if not can_be_a_victim(observer):
+        pytest.skip("not an administrator's account")
+    # What a claim locks first and does not only pass over is what it moves away.
+    values = {"attempts": 5, "max_attempts": 5} if operation == "claim" else {}
+    id, act = prepared(operation, queue, observer, **values)
+    ours = queue.tables.failed if operation == "retry" else queue.tables.jobs
+    about_to_wait = threading.Event()
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(act()))
+
+    def waiting(connection: sa.Connection) -> None:
+        if not about_to_wait.is_set():
+            about_to_wait.set()
+            let_the_other_wait_first(observer)
+
+    with (
+        listening(queue.consumer.engine, "begin", look_for_deadlocks_soon),
+        before_each(queue.consumer.engine, WAITING[operation][0], waiting),
+        troubles_of(queue.consumer.engine) as seen,
+        # Who has written more is not the one whose work is undone.
+        holding(engine, obstacle(queue, engine, operation), *(sa.insert(queue.tables.keys).values(key=f"k{n}") for n in range(30))) as one,
+    ):
+        thread.start()
+        assert about_to_wait.wait(PATIENCE)
+        one.execute(lock_of(ours, ours.c.id == id)).all()
+        one.rollback()
+        thread.join(PATIENCE)
+    assert results
+    assert [trouble for _, trouble in seen] == [Trouble.CONFLICT]
+    if operation == "claim":
+        queue.claim(operation)
+        assert (failed_in(observer, queue)[id]["attempts"], jobs_in(observer, queue)) == (5, {})
+        return
+    if operation in ("retry", "clear"):
+        act()  # a locked row is somebody else's business for the moment
+    check_done(operation, queue, observer, id)
 
 
 # --- a lost connection ------------------------------------------------------------------------------------------------
@@ -275,6 +466,24 @@ def test_reading_is_repeated(queue: Queue, observer: Engine) -> None:
     assert trap.sprung == 1
 
 
+@pytest.mark.databases("postgresql")
+def test_a_session_that_has_forgotten_what_was_prepared_is_no_trouble(queue: Queue, observer: Engine) -> None:
+    """As behind a pooler that gives a transaction to another session."""
+    put(observer, queue)
+    for _ in range(8):  # the driver prepares a statement when it has seen it some times
+        assert queue.pending() == 1
+
+    def forget(connection: sa.Connection) -> None:
+        driver_of(connection).pgconn.exec_(b"DEALLOCATE ALL")
+
+    with (
+        listening(queue.consumer.engine, "engine_connect", Trap(forget)),
+        troubles_of(queue.consumer.engine) as seen,
+    ):
+        assert queue.pending() == 1
+    assert [trouble for _, trouble in seen] == [Trouble.CONFLICT]
+
+
 # --- cut off between any two statements ---------------------------------------------------------------------------------
 
 
@@ -298,6 +507,7 @@ def claims(queue: Queue, observer: Engine) -> Iterator[tuple[int, Callable[[], o
         (id,) = put(observer, queue, attempts=5, last_error="before")
         put_key(observer, queue, id, f"unique:job/{id}")
         queue.consumer.due_in(("default",))
+        queue.consumer._unanswered.clear()  # looking after those would make each claim longer than the one before
         yield id, queue.claim
 
 

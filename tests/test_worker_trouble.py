@@ -17,6 +17,7 @@ from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import JobContext, NotConfigured, Queue, UnusableDatabase, Worker
+from tests.rows import apply_and_lose, lose
 from tests.servers import Database, Server, free_port
 from tests.workers import PATIENCE, Gate, eventually, failures, jobs, push, work_off, working
 
@@ -36,6 +37,11 @@ def kill_connections(observer: Engine) -> int:
             with contextlib.suppress(DBAPIError):  # it has just gone by itself
                 connection.execute(text(f"KILL {id}"))
         return len(ids)
+
+
+def writes(connection: sa.Connection) -> bool:
+    """Whether this is one of the queue's transactions that write: the first that does is a claim."""
+    return connection.get_execution_options().get("sqlqueue_read_only") is False
 
 
 # --- at the start
@@ -184,8 +190,7 @@ def test_a_claim_that_is_cut_off_costs_no_attempt(queue: Queue, observer: Engine
     cuts: list[int] = []
 
     def cut(connection: sa.Connection) -> None:
-        # Before COMMIT: the first transaction that writes is the claim.
-        if not cuts and connection.get_execution_options().get("sqlqueue_read_only") is False:
+        if not cuts and writes(connection):  # before COMMIT
             cuts.append(kill_connections(observer))
 
     push(queue, "note")
@@ -208,7 +213,7 @@ def test_a_settlement_that_is_cut_off_is_written_once(queue: Queue, engine: Engi
 
     def cut(connection: sa.Connection) -> None:
         with one_at_a_time:
-            if runs and len(cuts) < 2 and connection.get_execution_options().get("sqlqueue_read_only") is False:
+            if runs and len(cuts) < 2 and writes(connection):
                 cuts.append(kill_connections(observer))
 
     ids = push(queue, "note", 20)
@@ -238,6 +243,42 @@ def test_a_pool_that_is_smaller_than_the_concurrency(queue: Queue, database: Dat
     ids = push(queue, "note", 60)
     assert work_off(tight, concurrency=12).counts == {"done": 60}
     assert runs == Counter(ids)
+    tight.consumer.close()
+
+
+def test_ten_handlers_that_renew_and_settle_share_one_connection(queue: Queue, database: Database) -> None:
+    """Whoever does not get the connection soon gives up for the moment, and no lease is lost for it."""
+    small = create_engine(database.url, pool_size=1, max_overflow=0, pool_timeout=0.05, poolclass=sa.pool.QueuePool)
+    tight = Queue(small)
+    queue.job(name="renew")(lambda: None)
+    runs: Counter[int] = Counter()
+    answers: Counter[bool] = Counter()
+    lost: list[bool] = []
+    all_run = threading.Barrier(11)
+
+    @tight.job(name="renew", max_attempts=1)
+    def renew(context: JobContext) -> None:
+        runs[context.id] += 1
+        all_run.wait(PATIENCE)
+        until = time.monotonic() + 1.3  # longer than the lease
+        while time.monotonic() < until:
+            answers[context.renew()] += 1
+            time.sleep(0.05)
+        lost.append(context.lost)
+
+    ids = push(queue, "renew", 10, max_attempts=1)
+    with working(tight, concurrency=10, lease=1) as worker:
+        all_run.wait(PATIENCE)
+        connection = eventually(lambda: _taken_from(tight.consumer.engine))
+        eventually(lambda: answers[False] >= 5)
+        connection.close()
+        assert queue.wait_empty(PATIENCE)
+        worker.stop(PATIENCE)
+        assert worker.summary is not None
+        assert worker.summary.counts == {"done": 10}
+    assert runs == Counter(ids)
+    assert lost == [False] * 10
+    assert answers[True] > 10
     tight.consumer.close()
 
 
@@ -318,16 +359,109 @@ def test_a_server_restart_under_a_running_worker(server: Server, queue: Queue, e
     assert failures(observer, queue) == []
 
 
+@SERVERS
+@pytest.mark.parametrize("stage", ["idle", "claiming", "settling"])
+def test_a_server_that_crashes_at_any_moment(server: Server, queue: Queue, engine: Engine, observer: Engine, stage: str) -> None:
+    """A job with a single attempt: the claim was not applied, or the settlement was and nobody heard of it."""
+    instance = server.instance
+    if instance is None:
+        pytest.skip("not our server")
+    runs: Counter[int] = Counter()
+    crashed = threading.Event()
+    one_at_a_time = threading.Lock()
+
+    @queue.job(name="note", max_attempts=1)
+    def note(context: JobContext) -> None:
+        runs[context.id] += 1
+
+    def crash(connection: sa.Connection) -> None:
+        with one_at_a_time:
+            if crashed.is_set() or not writes(connection) or bool(runs) != (stage == "settling"):
+                return
+            # A server's sessions may outlive it for a moment, long enough for an answer.
+            (apply_and_lose if runs else lose)(connection)
+            instance.kill()
+            crashed.set()
+
+    ids = push(queue, "note") if stage != "idle" else []
+    engine.dispose()
+    if stage != "idle":
+        event.listen(queue.consumer.engine, "commit", crash)
+    with working(queue) as worker:
+        if stage == "idle":
+            eventually(lambda: queue.consumer._lanes)
+            instance.kill()
+            crashed.set()
+        assert crashed.wait(PATIENCE)
+        eventually(lambda: worker._shift is not None and worker._shift.patience._since)
+        instance.start()
+        observer.dispose()
+        ids = ids or push(queue, "note")
+        assert queue.wait_empty(PATIENCE)
+        worker.stop(PATIENCE)
+        assert worker.summary is not None
+        assert worker.summary.counts == {"done": 1}
+    assert runs == Counter(ids)
+    assert failures(observer, queue) == []
+
+
+@SERVERS
+def test_a_renewal_that_is_cut_off_costs_no_lease(queue: Queue, engine: Engine, observer: Engine) -> None:
+    observer.dispose()  # it is killed too
+    gate = Gate()
+    lost: list[bool] = []
+    cuts: list[int] = []
+    renewed = threading.Event()
+
+    @queue.job(name="wait")
+    def wait(context: JobContext) -> None:
+        gate.pass_through()
+        lost.append(context.lost)
+
+    def cut(connection: sa.Connection) -> None:
+        if threading.current_thread().name == "sqlqueue-renew" and writes(connection):
+            if cuts:
+                renewed.set()
+            else:
+                cuts.append(kill_connections(observer))
+
+    push(queue, "wait")
+    event.listen(queue.consumer.engine, "commit", cut)
+    with working(queue, lease=1) as worker:
+        gate.await_arrivals()
+        assert renewed.wait(PATIENCE)
+        gate.open()
+        assert queue.wait_empty(PATIENCE)
+        worker.stop(PATIENCE)
+        assert worker.summary is not None
+        assert worker.summary.counts == {"done": 1}
+    assert lost == [False]
+
+
 def test_trouble_is_told_in_one_line_without_values(
     queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusal(Exception):
         sqlstate = "55P03"
 
-    def away(*arguments: Any) -> Any:
+    def away(*arguments: Any, **options: Any) -> Any:
         raise sa.exc.OperationalError("SELECT :card", {"card": "4111"}, Refusal("lock timeout\nDETAIL: Failing row contains (4111)."))
 
     monkeypatch.setattr(queue.consumer, "claim", away)
     with working(queue):
-        eventually(lambda: caplog.text.count("trouble with the database, trying again: lock timeout") >= 2)
+        eventually(lambda: "trouble with the database, trying again: lock timeout" in caplog.text)
     assert "4111" not in caplog.text
+
+
+def test_trouble_that_goes_on_is_told_once(queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = threading.Semaphore(0)
+
+    def away(*arguments: Any, **options: Any) -> Any:
+        tries.release()
+        raise sa.exc.OperationalError("SELECT 1", {}, Exception("gone"))
+
+    monkeypatch.setattr(queue.consumer, "claim", away)
+    with working(queue):
+        for _ in range(4):
+            assert tries.acquire(timeout=PATIENCE)
+    assert caplog.text.count("trouble with the database") == 1

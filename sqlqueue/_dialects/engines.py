@@ -4,7 +4,9 @@ The queue's own connections: for claiming, settling and reporting, apart from th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sqlite3
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +18,7 @@ from sqlalchemy.pool import AssertionPool, Pool, QueuePool, SingletonThreadPool,
 
 from .._tables import INNODB
 from ..errors import NotConfigured, OptionError
+from .trouble import Trouble, trouble_of
 
 __all__ = ["close_before_fork", "consumer_engine", "consumer_options", "consumer_url", "database_label", "driver_extra", "producer_engine"]
 
@@ -24,6 +27,8 @@ _PACKAGES = {"postgresql": ("psycopg", "postgresql"), "mysql": ("pymysql", "mysq
 _LOCK_WAIT = "sqlqueue_lock_wait"
 _READ_ONLY = "sqlqueue_read_only"
 _DEFAULT_LOCK_WAIT = 10.0
+_SILENCE = 30  # seconds after which the other end of a connection is taken for gone
+_PROBES = (("TCP_KEEPIDLE", _SILENCE // 3), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", _SILENCE * 1000))
 
 
 def consumer_url(url: str | URL) -> URL:
@@ -75,6 +80,7 @@ def consumer_engine(source: URL | Engine) -> Engine:
     engine = sa.create_engine(url, **options)
     if "pool" not in options:
         event.listen(engine, "connect", _end_transaction, insert=True)  # some listen to every engine
+        event.listen(engine, "do_connect", _connect)
     _prepare(engine)
     return engine
 
@@ -139,6 +145,9 @@ def _in_memory(url: URL) -> bool:
 
 
 def _prepare(engine: Engine) -> None:
+    event.listen(engine, "handle_error", _leave_a_server_that_refuses)
+    if engine.dialect.name != "sqlite":
+        event.listen(engine, "connect", _watch_silence)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _leave_transactions_to_us)
         event.listen(engine, "begin", _begin_sqlite)
@@ -148,6 +157,52 @@ def _prepare(engine: Engine) -> None:
     else:
         event.listen(engine, "connect", _prepare_nothing_behind_a_pooler)
         event.listen(engine, "begin", _bound_waits_postgresql)
+
+
+def _leave_a_server_that_refuses(context: sa.engine.ExceptionContext) -> None:
+    # After a failover the next connection may lead to a server that writes; those that there are still lead to the old one.
+    error = context.sqlalchemy_exception
+    if isinstance(error, sa.exc.DBAPIError) and trouble_of(error) is Trouble.UNAVAILABLE:
+        context.is_disconnect = True
+
+
+def _connect(dialect: sa.Dialect, record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
+    """
+    Bound the handshake, too: a network that went dark answers nothing, and the drivers would wait for hours.
+    """
+    if dialect.driver == "psycopg":
+        parameters.setdefault("connect_timeout", _SILENCE)
+    if dialect.driver != "pymysql" or {"unix_socket", "bind_address", "read_default_file", "defer_connect"} & parameters.keys():
+        return None
+    driver: Any = dialect.loaded_dbapi
+    connection = driver.connect(*arguments, **parameters, defer_connect=True)
+    try:
+        made = socket.create_connection((connection.host, connection.port), connection.connect_timeout)
+    except OSError as error:
+        raise driver.OperationalError(2003, f"Can't connect to MySQL server on {connection.host!r} ({error})") from error
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _probe(made)
+    connection.connect(made)
+    return connection
+
+
+def _watch_silence(connection: Any, record: Any) -> None:
+    # Of an application's own engine as well, unless it has said how long itself.
+    with contextlib.suppress(AttributeError, OSError):
+        descriptor = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()
+        with socket.socket(fileno=os.dup(descriptor)) as it:
+            _probe(it)
+
+
+def _probe(it: socket.socket) -> None:
+    # Not a limit for an answer, which may wait for a lock: the other end's kernel acknowledges and answers probes at once.
+    limit = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if it.family not in (socket.AF_INET, socket.AF_INET6) or (limit and it.getsockopt(socket.IPPROTO_TCP, limit)):
+        return
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES:
+        if hasattr(socket, name):  # not everywhere
+            it.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _end_transaction(connection: Any, record: Any) -> None:

@@ -89,7 +89,9 @@ class Claimer:
         pause = 0.1
         while not self._shift.ending:
             try:
-                self._announce(self._shift.queue.consumer.read(self._look_around))
+                with self._shift.patience.asking():
+                    label = self._shift.queue.consumer.read(self._look_around)
+                self._announce(label)
                 return
             except TROUBLE as error:
                 trouble = kind_of(error)
@@ -199,8 +201,9 @@ class Claimer:
         shift = self._shift
         began = time.monotonic()
         try:
-            claimed = self.claim(room.free, room.ahead)
-            empty = not claimed and shift.limits.stop_when_empty and self._nothing_is_left()
+            with shift.patience.asking():
+                claimed = self.claim(room.free, room.ahead)
+                empty = not claimed and shift.limits.stop_when_empty and self._nothing_is_left()
         except TROUBLE as error:
             shift.patience.bear(error)
             self._filled = False

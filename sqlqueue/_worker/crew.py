@@ -11,6 +11,7 @@ from functools import partial
 
 from .._driver.settle import Release as ReleaseRow
 from .._executor import Ended, Status, run_delivery
+from ..errors import UnusableDatabase
 from .claiming import Claimer
 from .logs import log
 from .renewing import Renewer
@@ -115,6 +116,10 @@ class Crew:
     def _wait(self) -> None:
         self._shift.bell.wait(min(self._tick, self._time_to_finish()))
         self._renewer.doubt()  # here too: the thread that renews may be waiting for an answer
+        try:
+            self._shift.patience.check()
+        except UnusableDatabase as error:
+            self._shift.die(error)
 
     def _why_not_wait(self) -> str | None:
         """

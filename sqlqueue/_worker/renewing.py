@@ -51,7 +51,8 @@ class Renewer:
             return True
         asked = time.monotonic()
         try:
-            renewed, lost = shift.queue.consumer.renew([entry.lease for entry in held.values()], shift.lease)
+            with shift.patience.asking():
+                renewed, lost = shift.queue.consumer.renew([entry.lease for entry in held.values()], shift.lease)
         except TROUBLE as error:
             shift.patience.bear(error)
             return False

@@ -101,7 +101,8 @@ class Settler:
         settlements = [held.settlement(held.ended) for held in group if held.ended is not None]
         try:
             consumer, lock_wait = self._shift.queue.consumer, self._shift.lease / 6
-            results = consumer.settle(settlements, lock_wait=lock_wait, repeated=group[0].doubtful)
+            with self._shift.patience.asking():
+                results = consumer.settle(settlements, lock_wait=lock_wait, repeated=group[0].doubtful)
         except TROUBLE as error:
             trouble = kind_of(error)
             if trouble in (Trouble.OTHER, Trouble.DUPLICATE):

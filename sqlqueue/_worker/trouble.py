@@ -4,7 +4,10 @@ Trouble with the database: what passes, what does not, and how long to bear it.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -17,6 +20,7 @@ from .logs import log
 __all__ = ["PATIENCE", "TROUBLE", "Patience", "first_line", "kind_of", "passes", "unusable"]
 
 PATIENCE = 300.0  # without one successful statement
+REMINDER = 60.0  # after which trouble that goes on is told again
 TROUBLE = (DBAPIError, PoolTimeout)
 
 
@@ -27,9 +31,37 @@ class Patience:
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._answered = time.monotonic()
+        self._asking: dict[int, float] = {}
+        self._told: dict[str, float] = {}
 
     def succeeded(self) -> None:
         self._since = None
+        self._answered = time.monotonic()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """
+        This thread waits for an answer meanwhile.
+        """
+        thread = threading.get_ident()
+        self._asking[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._asking[thread]
+
+    def check(self) -> None:
+        """
+        For a thread that never waits for the database itself.
+
+        Raises:
+            UnusableDatabase: somebody waits for an answer, and nobody has got one for too long.
+        """
+        now = time.monotonic()
+        since = min(self._asking.copy().values(), default=now)
+        if now - max(since, self._answered) > PATIENCE:
+            raise UnusableDatabase(f"no statement has succeeded for {PATIENCE:g} s: the database does not answer")
 
     def bear(self, error: Exception) -> None:
         """
@@ -46,7 +78,13 @@ class Patience:
         since = self._since = now if self._since is None else self._since
         if now - since > PATIENCE:
             raise UnusableDatabase(f"no statement has succeeded for {PATIENCE:g} s: {first_line(error)}") from error
-        log.warning("trouble with the database, trying again: %s", first_line(error))
+        self._tell(now, first_line(error))
+
+    def _tell(self, now: float, what: str) -> None:
+        # Whoever polls meets the same trouble again and again.
+        if now - self._told.get(what, -REMINDER) >= REMINDER:
+            self._told = {text: at for text, at in self._told.items() if now - at < REMINDER} | {what: now}
+            log.warning("trouble with the database, trying again: %s", what)
 
 
 def kind_of(error: Exception) -> Trouble:
