@@ -22,6 +22,7 @@ from .producers import check_transactional, closed_when_undone
 from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
 from .texts import storable
 from .trouble import Trouble, trouble_of
+from .waiting import CannotWatch, Watch, WatchLost, names_text, open_watch, wake_row_of, wake_sleepers, wakes_by_push
 
 OFFLINE_URLS = {
     "postgresql": "postgresql+psycopg://",
@@ -33,8 +34,11 @@ OFFLINE_URLS = {
 
 __all__ = [
     "OFFLINE_URLS",
+    "CannotWatch",
     "Server",
     "Trouble",
+    "Watch",
+    "WatchLost",
     "after",
     "among",
     "by_primary_key",
@@ -51,9 +55,14 @@ __all__ = [
     "insert_if_absent",
     "insert_with_key",
     "lock_by_primary_key",
+    "names_text",
     "now",
+    "open_watch",
     "producer_engine",
     "server_of",
     "storable",
     "trouble_of",
+    "wake_row_of",
+    "wake_sleepers",
+    "wakes_by_push",
 ]

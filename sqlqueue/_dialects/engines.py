@@ -20,7 +20,16 @@ from .._tables import INNODB
 from ..errors import NotConfigured, OptionError
 from .trouble import Trouble, trouble_of
 
-__all__ = ["close_before_fork", "consumer_engine", "consumer_options", "consumer_url", "database_label", "driver_extra", "producer_engine"]
+__all__ = [
+    "close_before_fork",
+    "consumer_engine",
+    "consumer_options",
+    "consumer_url",
+    "database_label",
+    "driver_extra",
+    "is_behind_a_pooler",
+    "producer_engine",
+]
 
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
 _PACKAGES = {"postgresql": ("psycopg", "postgresql"), "mysql": ("pymysql", "mysql"), "mariadb": ("pymysql", "mysql")}
@@ -243,19 +252,29 @@ def _bound_waits_innodb(connection: sa.Connection) -> None:
 
 def _prepare_nothing_behind_a_pooler(connection: Any, record: Any) -> None:
     # A pooler may give each transaction to another session of the server, which does not know what this connection has prepared,
-    # and knows what others have under the same names. Its process ids are made up: the one that answers is not the one of the
-    # login. Without a pooler a prepared claim takes a fifth less time.
+    # and knows what others have under the same names. Without a pooler a prepared claim takes a fifth less time.
     before, connection.autocommit = connection.autocommit, True
-    (answering,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+    pooled = is_behind_a_pooler(connection)
     connection.autocommit = before
-    if answering != connection.info.backend_pid:
+    if pooled:
         connection.prepare_threshold = None
+
+
+def is_behind_a_pooler(connection: Any) -> bool:
+    """
+    Ask a connection of psycopg's, in autocommit. A pooler makes up process ids: the one that answers is not the one of the login.
+    """
+    (answering,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return bool(answering != connection.info.backend_pid)
 
 
 def _bound_waits_postgresql(connection: sa.Connection) -> None:
     # For this transaction only: behind a pooler a session's settings would be handed on to strangers. The time zone: far
     # in the future or past, another one leads beyond the years that Python has, and reading the row would fail.
     # An application may connect with a smaller character set; error texts hold any character.
-    milliseconds = int(connection.get_execution_options().get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
+    options = connection.get_execution_options()
+    if options.get("isolation_level") == "AUTOCOMMIT":
+        return  # there is no transaction
+    milliseconds = int(options.get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
     settings = {"lock_timeout": str(milliseconds), "TimeZone": "UTC", "client_encoding": "UTF8"}
     connection.exec_driver_sql("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items()))

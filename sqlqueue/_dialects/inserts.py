@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.sql.dml import ReturningInsert
 
 from .._tables import INNODB
 from .trouble import Trouble, trouble_of
@@ -38,7 +39,9 @@ def insert_if_absent(connection: sa.Connection, table: sa.Table, values: Mapping
     return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
 
 
-def insert_with_key(table: sa.Table, row: Mapping[str, sa.ColumnElement[Any]], keys: sa.Table, key: sa.ColumnElement[str]) -> sa.Insert:
+def insert_with_key(
+    table: sa.Table, row: Mapping[str, sa.ColumnElement[Any]], keys: sa.Table, key: sa.ColumnElement[str]
+) -> ReturningInsert[Any]:
     """
     INSERT of a row together with the key that it holds, or of neither when the key is taken. Returns the new row's id.
 

@@ -45,8 +45,12 @@ class Server:
     """A plain SELECT above READ COMMITTED may be older than a locking one in the same transaction."""
     lease_grace: float
     """How much longer than its lease a job stays out of reach, as a part of the lease, so that live workers renew first."""
+    notifies: bool
+    """A transaction can announce itself to connections that listen."""
+    counts_changes: bool
+    """A counter that costs next to nothing to read shows that somebody has committed."""
     poll_max: float
-    """The longest pause between two looks at an empty queue, in seconds."""
+    """The longest pause between two looks at an empty queue, in seconds, where nothing wakes a worker."""
 
 
 def server_of(dialect: Dialect) -> Server:
@@ -72,6 +76,8 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
             lanes_by_recursion=True,
             snapshot_reads=False,
             lease_grace=1 / 3,
+            notifies=False,
+            counts_changes=True,
             poll_max=0.2,
         )
     return Server(
@@ -84,7 +90,9 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
         lanes_by_recursion=not innodb,
         snapshot_reads=innodb,
         lease_grace=0.0,
-        poll_max=0.5 if innodb else 1.0,
+        notifies=not innodb,
+        counts_changes=False,
+        poll_max=0.3 if innodb else 1.0,
     )
 
 

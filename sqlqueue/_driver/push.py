@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
-from .._dialects import after, insert_if_absent, insert_with_key, now, server_of
+from .._dialects import after, insert_if_absent, insert_with_key, now, server_of, wake_row_of, wake_sleepers, wakes_by_push
 from .._job import Pushed
 from .._tables import Tables
 from ..errors import LockTimeout
@@ -48,9 +48,12 @@ def insert_job(connection: sa.Connection, tables: Tables, job: NewJob) -> int:
     """
     One INSERT; the id of the new row.
     """
-    statement = _insert(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None))
+    wakes = wakes_by_push(connection)
+    statement = _insert(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None), wakes)
     with _silent_about_values():
         result = connection.execute(statement, _parameters(job))
+    if wakes:
+        return int(result.scalar_one())
     assert result.inserted_primary_key is not None
     return int(result.inserted_primary_key[0])
 
@@ -83,7 +86,8 @@ def _insert_both(connection: sa.Connection, tables: Tables, job: NewJob) -> int 
     """
     The job and its key in one statement; None when the key is taken, perhaps by a job that is gone.
     """
-    statement = _insert_keyed(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None))
+    wakes = wakes_by_push(connection)
+    statement = _insert_keyed(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None), wakes)
     with _silent_about_values():
         id: int | None = connection.execute(statement, _parameters(job)).scalar_one_or_none()
     return id
@@ -113,6 +117,8 @@ def insert_jobs(connection: sa.Connection, tables: Tables, jobs: Sequence[NewJob
     for chunk in _chunks(rows):
         with _silent_about_values():
             connection.execute(_insert_bound(tables), chunk)
+    if wakes_by_push(connection):
+        connection.execute(wake_sleepers(tables), {"queues": sorted({job.queue for job in jobs})})
     return len(jobs)
 
 
@@ -210,14 +216,16 @@ def _own_key(tables: Tables) -> sa.Update:
 
 
 @lru_cache(maxsize=256)
-def _insert(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> sa.Insert:
-    return sa.insert(tables.jobs).values(_new_row(tables, fixed_due, fixed_deadline))
+def _insert(tables: Tables, fixed_due: bool, fixed_deadline: bool, wakes: bool) -> Any:
+    statement = sa.insert(tables.jobs).values(_new_row(tables, fixed_due, fixed_deadline))
+    return statement.returning(tables.jobs.c.id, wake_row_of(tables)) if wakes else statement
 
 
 @lru_cache(maxsize=256)
-def _insert_keyed(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> sa.Insert:
+def _insert_keyed(tables: Tables, fixed_due: bool, fixed_deadline: bool, wakes: bool) -> Any:
     row = _new_row(tables, fixed_due, fixed_deadline)
-    return insert_with_key(tables.jobs, row, tables.keys, row["unique_key"])
+    statement = insert_with_key(tables.jobs, row, tables.keys, row["unique_key"])
+    return statement.returning(wake_row_of(tables)) if wakes else statement
 
 
 def _new_row(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> dict[str, sa.ColumnElement[Any]]:

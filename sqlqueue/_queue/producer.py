@@ -21,6 +21,7 @@ from ..errors import ArgumentError, OptionError
 from .database import Configured
 from .registry import Registry
 from .sessions import AnySession, check_async, producer_connection
+from .wakes import Wakes
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -49,6 +50,7 @@ class Producer(Configured):
             raise OptionError("max_payload: a whole number of bytes of at least 1")
         super().__init__(tables, session_factory)
         self.registry = Registry(imports)
+        self.wakes = Wakes()
         self._max_payload = max_payload
 
     @overload
@@ -109,8 +111,12 @@ class Producer(Configured):
         connection = producer_connection(session, self.tables.jobs, "push")
         with closed_when_undone(connection):
             if job.key is None:
-                return Pushed(driver.insert_job(connection, self.tables, job), created=True)
-            return driver.insert_keyed_job(connection, self.tables, job)
+                pushed = Pushed(driver.insert_job(connection, self.tables, job), created=True)
+            else:
+                pushed = driver.insert_keyed_job(connection, self.tables, job)
+        if pushed.created:
+            self.wakes.pushed(session, connection, (job.queue,))
+        return pushed
 
     async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed:
         """
@@ -135,7 +141,9 @@ class Producer(Configured):
         keyed = sorted((row for row in rows if row.key is not None), key=lambda row: row.key or "")
         with closed_when_undone(connection):
             written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
-            return written + driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
+            written += driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
+        self.wakes.pushed(session, connection, {row.queue for row in rows})
+        return written
 
     async def push_many_async(self, session: AnyAsyncSession, jobs: Iterable[BoundJob], /) -> int:
         """

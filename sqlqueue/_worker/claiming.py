@@ -22,10 +22,15 @@ from .shift import HANDED_BACK, MOST_UNSETTLED, Held, Shift
 from .summary import MAX_JOBS, Meter
 from .trouble import TROUBLE, kind_of, passes, unusable
 from .trouble import first_line as what_it_said
+from .waking import Waking
 
 __all__ = ["Claimer"]
 
 FIRST_PAUSE = 0.02
+# How pauses grow, as a part of the time since a job was last found. Where pushes wake us they are for the rest.
+GROWTH, GROWTH_WHEN_WOKEN = 0.025, 0.5
+LONGEST_PAUSE_WHEN_WOKEN = 3.0
+IN_VAIN_PAUSE, LONGEST_IN_VAIN_PAUSE = 0.005, 0.05
 LONGEST_TROUBLE_PAUSE = 5.0
 LONGEST_LINGER = 0.05
 STALL_TICK = 0.1
@@ -57,8 +62,13 @@ class Claimer:
         self._shift = shift
         self._renewer = renewer
         self._wait_for_database = wait_for_database
-        self._pause = FIRST_PAUSE
+        self._waking = Waking(shift, wanted=shift.notify and not shift.limits.stop_when_empty)
+        self._trouble_pause = FIRST_PAUSE
         self._next_look = 0.0
+        self._earliest = 0.0  # nothing that wakes us brings the next look forward beyond this
+        self._woken = False  # the next look is one that something has brought forward
+        self._in_vain = 0  # so many of these in a row have found nothing
+        self._last_found = time.monotonic()
         self._filled = False  # the last claim brought as many as it asked for
 
     def work(self) -> None:
@@ -66,11 +76,14 @@ class Claimer:
         try:
             self.start_up()
             if not shift.ending:
-                self._loop(Meter(shift.limits))
+                with shift.queue.wakes.heard_by(shift.queues, shift.wake) if shift.notify else contextlib.nullcontext():
+                    self._loop(Meter(shift.limits))
         except BaseException as error:
             shift.die(error)
         finally:
             self._give_back()
+            self._waking.close()
+            shift.claim_bell.close()
             shift.bell.ring()
 
     def _give_back(self) -> None:
@@ -153,6 +166,8 @@ class Claimer:
                 return
             if shift.look_now:
                 shift.look_now, self._next_look = False, 0.0
+            if shift.woken:
+                shift.woken, self._woken, self._next_look = False, True, min(self._next_look, self._earliest)
             room = self._room(meter)
             if room.any and self._is_time_to_look(room):
                 self._look(room, meter)
@@ -195,7 +210,8 @@ class Claimer:
             pause = min(pause, STALL_TICK)
         if shift.holdings.busy < shift.refill_below <= room.busy:
             return  # it has come to that meanwhile, and nobody has rung
-        shift.claim_bell.wait(min(pause, meter.seconds_left, 1.0))
+        if self._waking.wait(min(pause, meter.seconds_left, 1.0), has_room=room.any and not self._filled):
+            shift.woken = True
 
     def _look(self, room: _Room, meter: Meter) -> None:
         shift = self._shift
@@ -207,15 +223,18 @@ class Claimer:
         except TROUBLE as error:
             shift.patience.bear(error)
             self._filled = False
-            self._pause = min(self._pause * 2, LONGEST_TROUBLE_PAUSE)
-            self._next_look = time.monotonic() + self._pause * (0.75 + random.random() / 2)
+            self._trouble_pause = min(self._trouble_pause * 2, LONGEST_TROUBLE_PAUSE)
+            self._next_look = self._earliest = time.monotonic() + _jittered(self._trouble_pause)
             return
+        self._trouble_pause = FIRST_PAUSE
         shift.patience.succeeded()
         self._hand_out(claimed, meter)
         if empty:
             shift.reach("empty")
         self._filled = len(claimed) == room.free + room.ahead
         self._schedule(time.monotonic() - began, bool(claimed))
+        if self._waking.looked(bool(claimed)):
+            self._next_look = 0.0
 
     def _hand_out(self, claimed: list[Held], meter: Meter) -> None:
         shift = self._shift
@@ -236,16 +255,31 @@ class Claimer:
         """
         After a full claim look again soon, otherwise after a pause that grows while there is nothing.
         """
+        now = time.monotonic()
+        self._in_vain = self._in_vain + 1 if self._woken and not found else 0
+        self._woken = False
+        # A claim for the first slot that becomes free, or for the first of many that are pushed, would keep the others
+        # waiting: as long as this one took, or until half of the slots are free, more may come together.
+        linger = min(took, LONGEST_LINGER) if found else min(self._in_vain * IN_VAIN_PAUSE, LONGEST_IN_VAIN_PAUSE)
+        self._earliest = now + linger
+        if found:
+            self._last_found = now
         if self._filled:
-            # A claim for the first slot that becomes free would keep the others waiting: as long as this one took, or
-            # until half of them are free, more may come together.
-            self._pause, self._next_look = FIRST_PAUSE, time.monotonic() + min(took, LONGEST_LINGER)
+            self._next_look = self._earliest
             return
-        consumer = self._shift.queue.consumer
-        longest = server_of(consumer.engine.dialect).poll_max
-        self._pause = FIRST_PAUSE if found else min(self._pause * 1.5, longest)
-        pause = self._pause * (0.75 + random.random() / 2)
-        soonest = consumer.soonest(self._shift.queues)
+        pause = self._poll_pause(now - self._last_found)
+        soonest = self._shift.queue.consumer.soonest(self._shift.queues)
         if soonest is not None:
             pause = min(pause, max(soonest, 0.001))
-        self._next_look = time.monotonic() + pause
+        self._next_look = now + pause
+
+    def _poll_pause(self, silence: float) -> float:
+        if self._waking.watching:
+            growth, longest = GROWTH_WHEN_WOKEN, LONGEST_PAUSE_WHEN_WOKEN
+        else:
+            growth, longest = GROWTH, server_of(self._shift.queue.consumer.engine.dialect).poll_max
+        return min(_jittered(max(silence * growth, FIRST_PAUSE)), self._shift.poll_max or longest)
+
+
+def _jittered(pause: float) -> float:
+    return pause * (0.75 + random.random() / 2)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -39,9 +40,25 @@ class Bell:
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()
+        self._wire: tuple[socket.socket, socket.socket] | None = None
+        self._on_the_wire = False
 
     def ring(self) -> None:
         self._rings.put(None)
+        if self._on_the_wire and self._wire is not None:
+            with contextlib.suppress(OSError):  # full: it has rung. Closed: nobody waits any more.
+                self._wire[0].send(b".")
+
+    @property
+    def socket(self) -> socket.socket:
+        """
+        Can be read after a ring, for somebody who waits for other things too.
+        """
+        if self._wire is None:
+            self._wire = socket.socketpair()
+            for end in self._wire:
+                end.setblocking(False)
+        return self._wire[1]
 
     def wait(self, timeout: float) -> None:
         """
@@ -51,6 +68,27 @@ class Bell:
             self._rings.get(timeout=max(timeout, 0.0))
             while True:
                 self._rings.get_nowait()
+
+    def wait_beside(self, wait: Callable[[float], bool], timeout: float) -> bool:
+        """
+        Let `wait` do the waiting, which ends when `socket` can be read; what it returned, False when it has rung before.
+        """
+        self._on_the_wire = True
+        try:
+            return self._rings.empty() and wait(max(timeout, 0.0))
+        finally:
+            self._on_the_wire = False
+            self.wait(0)
+            with contextlib.suppress(OSError):
+                self.socket.recv(4096)
+
+    def close(self) -> None:
+        """
+        Nobody waits beside it any more.
+        """
+        if self._wire is not None:
+            for end in self._wire:
+                end.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +229,18 @@ class Shift:
     One run of a worker: its queues of work, what it holds, and why it ends.
     """
 
-    def __init__(self, queue: Queue, queues: tuple[str, ...], limits: Limits, *, concurrency: int, lease: float, name: str) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        queues: tuple[str, ...],
+        limits: Limits,
+        *,
+        concurrency: int,
+        lease: float,
+        name: str,
+        poll_max: float | None = None,
+        notify: bool = True,
+    ) -> None:
         self.queue = queue
         self.queues = queues
         self.limits = limits
@@ -199,6 +248,8 @@ class Shift:
         self.lease = lease
         self.name = name
         self.process = os.getpid()
+        self.poll_max = poll_max
+        self.notify = notify
         self.holdings = Holdings()
         self.patience = Patience()
         self.counts: Counter[str] = Counter()
@@ -216,6 +267,8 @@ class Shift:
         self.behind = False
         """It waits until enough of what has ended is settled."""
         self.look_now = False
+        self.woken = False
+        """There may be something new in the queues."""
         self.reason: str | None = None
         """Why it stops."""
         self.asked_at: float | None = None
@@ -253,6 +306,14 @@ class Shift:
         """
         self.fatal = self.fatal or error
         self._ring()
+
+    def wake(self) -> None:
+        """
+        Somebody has pushed. In the pusher's thread: once is enough until the next look.
+        """
+        if not self.woken:
+            self.woken = True
+            self.claim_bell.ring()
 
     def end(self, held: Held, ended: Ended) -> None:
         """

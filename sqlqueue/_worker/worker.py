@@ -26,6 +26,8 @@ from .summary import Limits, Summary
 
 __all__ = ["Worker"]
 
+SHORTEST_POLL, LONGEST_POLL = 0.005, 86_400.0
+
 
 class Worker:
     """
@@ -43,6 +45,9 @@ class Worker:
         wait_for_database: seconds to wait for a database that cannot be reached at the start.
         shutdown_timeout: seconds that running jobs have to finish after a signal or `stop()`; then they are handed back,
             due in 5 s and with their attempts given back. As long as it takes if not given.
+        poll_max: the longest pause between two looks at queues that are empty, in seconds. Right after a job the pauses are
+            short; they never go beyond the moment at which the next known job is due.
+        notify: let pushes end such a pause: those of this process, and on PostgreSQL and SQLite of any. Otherwise only look.
 
     Example:
         `Worker(queue, ["high", "default"], concurrency=4).run()`
@@ -61,6 +66,8 @@ class Worker:
         max_memory: int | None = None,
         wait_for_database: float | timedelta = 60,
         shutdown_timeout: float | timedelta | None = None,
+        poll_max: float | timedelta | None = None,
+        notify: bool = True,
     ) -> None:
         self.queue = queue
         self.queues = check_queues(queues)
@@ -77,6 +84,10 @@ class Worker:
         )
         self._wait_for_database = seconds(wait_for_database, "wait_for_database")
         self._shutdown_timeout = None if shutdown_timeout is None else seconds(shutdown_timeout, "shutdown_timeout")
+        self._poll_max = None if poll_max is None else seconds(poll_max, "poll_max", minimum=SHORTEST_POLL, maximum=LONGEST_POLL)
+        if type(notify) is not bool:
+            raise OptionError("notify: True or False")
+        self._notify = notify
         self._guard = threading.Lock()
         self._shift: Shift | None = None
         self._stopped_early = False
@@ -161,7 +172,14 @@ class Worker:
             if self._shift is not None and self._shift.process == os.getpid():
                 raise RuntimeError("this worker is running already")
             self._shift = shift = Shift(
-                self.queue, self.queues, self._limits, concurrency=self.concurrency, lease=self.lease, name=self.name
+                self.queue,
+                self.queues,
+                self._limits,
+                concurrency=self.concurrency,
+                lease=self.lease,
+                name=self.name,
+                poll_max=self._poll_max,
+                notify=self._notify,
             )
             shift.own_threads.add(threading.get_ident())
             self._has_run = True

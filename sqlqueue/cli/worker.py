@@ -41,6 +41,8 @@ __all__ = ["work"]
     "--wait-for-database", type=float, default=60, show_default=True, metavar="SECONDS", help="How long to wait for it at the start."
 )
 @click.option("--shutdown-timeout", type=float, metavar="SECONDS", help="How long to wait for running jobs; then hand them back, exit 1.")
+@click.option("--poll-max", type=float, metavar="SECONDS", help="The longest pause between two looks at empty queues.")
+@click.option("--notify/--no-notify", default=True, help="Let pushes wake the worker, or only look.  [default: notify]")
 @click.option("--verbose", "-v", is_flag=True, help="One line a job.")
 def work(target: Target, *, queues: Sequence[str], once: bool, imports: Sequence[str], verbose: bool, **limits: Any) -> None:
     """
