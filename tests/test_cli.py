@@ -539,6 +539,7 @@ def test_contradicting_options_of_install_are_wrong_usage(directory: Path, argum
         (("--concurrency", "0"), "concurrency: a whole number"),
         (("--max-jobs", "0"), "max_jobs: a whole number"),
         (("--max-time", "-1"), "max_time must be between"),
+        (("--poll-max", "0"), "poll_max must be between"),
         (("--once", "--max-jobs", "3"), "--once and --max-jobs"),
         (("--import", "nowhere.jobs"), "imports: there is no module nowhere"),
         (("--import", "broken"), "imports: an error inside your code: broken.py, line 1: ZeroDivisionError"),

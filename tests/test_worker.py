@@ -291,6 +291,9 @@ def test_max_memory(queue: Queue) -> None:
         {"queues": ["a", "a"]},
         {"queues": "no spaces"},
         {"wait_for_database": "long"},
+        {"poll_max": 0},
+        {"poll_max": "often"},
+        {"notify": 1},
     ],
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:

@@ -112,13 +112,12 @@ def wake_row_of(tables: Tables) -> sa.ColumnElement[Any]:
     return sa.case((_sleeper(tables), _announcement(tables))).label("woken")
 
 
-@lru_cache(maxsize=256)
-def wake_sleepers(tables: Tables) -> sa.Select[Any]:
+def wake_sleepers(tables: Tables) -> sa.ScalarSelect[int]:
     """
     Announces, when it is committed, that there is something in each queue of the array `queues` that a sleeper watches.
     """
     pushed = sa.select(sa.func.unnest(sa.bindparam("queues", type_=sa.ARRAY(sa.Text()))).label(_QUEUE.name)).subquery("pushed")
-    return sa.select(_announcement(tables)).select_from(pushed).where(_sleeper(tables))
+    return sa.select(sa.func.count(_announcement(tables))).select_from(pushed).where(_sleeper(tables)).scalar_subquery()
 
 
 _QUEUE: sa.ColumnClause[str] = sa.column("queue", sa.Text())
@@ -177,16 +176,17 @@ class _Listening:
         self._selector = selectors.DefaultSelector()
         self._selector.register(doorbell, selectors.EVENT_READ)
         try:
-            self._driver: Any = self.connection.connection.driver_connection
+            driver: Any = self.connection.connection.driver_connection
+            self._driver = driver
             self.connection.detach()  # it stays open for long: the pool may have no other one
-            if is_behind_a_pooler(self._driver):
+            if is_behind_a_pooler(driver):
                 raise CannotWatch("a pooler stands before the server, and gives each transaction to another of its sessions")
-            self._driver.add_notify_handler(self._hear)
+            driver.add_notify_handler(self._hear)
             self.connection.exec_driver_sql("SELECT set_config('lock_timeout', '5000', false)")
             quoted = engine.dialect.identifier_preparer.quote_identifier(channel)
             self.connection.exec_driver_sql(f"LISTEN {quoted}")
             self.connection.commit()
-            self._selector.register(self._driver.fileno(), selectors.EVENT_READ)
+            self._selector.register(driver.fileno(), selectors.EVENT_READ)
         except BaseException:
             self.close()
             raise

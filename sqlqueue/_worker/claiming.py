@@ -62,7 +62,7 @@ class Claimer:
         self._shift = shift
         self._renewer = renewer
         self._wait_for_database = wait_for_database
-        self._waking = Waking(shift, wanted=shift.notify and not shift.limits.stop_when_empty)
+        self._waking = Waking(shift, wanted=shift.idling.notify and not shift.limits.stop_when_empty)
         self._trouble_pause = FIRST_PAUSE
         self._next_look = 0.0
         self._earliest = 0.0  # nothing that wakes us brings the next look forward beyond this
@@ -76,7 +76,7 @@ class Claimer:
         try:
             self.start_up()
             if not shift.ending:
-                with shift.queue.wakes.heard_by(shift.queues, shift.wake) if shift.notify else contextlib.nullcontext():
+                with shift.queue.wakes.heard_by(shift.queues, shift.wake) if shift.idling.notify else contextlib.nullcontext():
                     self._loop(Meter(shift.limits))
         except BaseException as error:
             shift.die(error)
@@ -278,7 +278,7 @@ class Claimer:
             growth, longest = GROWTH_WHEN_WOKEN, LONGEST_PAUSE_WHEN_WOKEN
         else:
             growth, longest = GROWTH, server_of(self._shift.queue.consumer.engine.dialect).poll_max
-        return min(_jittered(max(silence * growth, FIRST_PAUSE)), self._shift.poll_max or longest)
+        return min(_jittered(max(silence * growth, FIRST_PAUSE)), self._shift.idling.poll_max or longest)
 
 
 def _jittered(pause: float) -> float:

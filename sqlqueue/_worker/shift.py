@@ -23,7 +23,7 @@ from .logs import log
 from .summary import Limits
 from .trouble import Patience
 
-__all__ = ["HANDED_BACK", "Bell", "Held", "Holdings", "Shift"]
+__all__ = ["HANDED_BACK", "Bell", "Held", "Holdings", "Idling", "Shift"]
 
 HANDED_BACK = Ended(Status.RETURNED, Return(), "not started")
 SOON = 0.1  # seconds that a job may wait in memory
@@ -224,22 +224,28 @@ class Pace:
         return all(0.0 < began < latest for began in slots)
 
 
+@dataclass(frozen=True, slots=True)
+class Idling:
+    """
+    How a worker that has found nothing goes on.
+    """
+
+    poll_max: float | None = None
+    """The longest pause between two looks, in seconds; what suits the database if not given."""
+    notify: bool = True
+    """Whether pushes end a pause."""
+
+
+IDLING = Idling()
+
+
 class Shift:
     """
     One run of a worker: its queues of work, what it holds, and why it ends.
     """
 
     def __init__(
-        self,
-        queue: Queue,
-        queues: tuple[str, ...],
-        limits: Limits,
-        *,
-        concurrency: int,
-        lease: float,
-        name: str,
-        poll_max: float | None = None,
-        notify: bool = True,
+        self, queue: Queue, queues: tuple[str, ...], limits: Limits, *, concurrency: int, lease: float, name: str, idling: Idling = IDLING
     ) -> None:
         self.queue = queue
         self.queues = queues
@@ -248,8 +254,7 @@ class Shift:
         self.lease = lease
         self.name = name
         self.process = os.getpid()
-        self.poll_max = poll_max
-        self.notify = notify
+        self.idling = idling
         self.holdings = Holdings()
         self.patience = Patience()
         self.counts: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from .._queue.consumer import host_name
 from ..errors import OptionError
 from .crew import Crew
 from .logs import log
-from .shift import Shift
+from .shift import Idling, Shift
 from .signals import Interrupted, Signals
 from .summary import Limits, Summary
 
@@ -84,10 +84,10 @@ class Worker:
         )
         self._wait_for_database = seconds(wait_for_database, "wait_for_database")
         self._shutdown_timeout = None if shutdown_timeout is None else seconds(shutdown_timeout, "shutdown_timeout")
-        self._poll_max = None if poll_max is None else seconds(poll_max, "poll_max", minimum=SHORTEST_POLL, maximum=LONGEST_POLL)
         if type(notify) is not bool:
             raise OptionError("notify: True or False")
-        self._notify = notify
+        longest = None if poll_max is None else seconds(poll_max, "poll_max", minimum=SHORTEST_POLL, maximum=LONGEST_POLL)
+        self._idling = Idling(longest, notify)
         self._guard = threading.Lock()
         self._shift: Shift | None = None
         self._stopped_early = False
@@ -178,8 +178,7 @@ class Worker:
                 concurrency=self.concurrency,
                 lease=self.lease,
                 name=self.name,
-                poll_max=self._poll_max,
-                notify=self._notify,
+                idling=self._idling,
             )
             shift.own_threads.add(threading.get_ident())
             self._has_run = True
