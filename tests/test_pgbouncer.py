@@ -358,3 +358,17 @@ def test_settings_in_the_url_are_refused_by_the_pooler(one: Database) -> None:
     engine = create_engine(sa.make_url(one.url).update_query_dict({"options": "-c lock_timeout=5s"}), poolclass=NullPool)
     with pytest.raises(OperationalError, match="unsupported startup parameter: options"):
         engine.connect()
+
+
+def test_a_worker_does_not_listen_where_it_would_hear_nothing(
+    through: Callable[[], Queue], one: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlqueue")
+    queue = through()
+    with working(queue):
+        eventually(lambda: "a pooler stands before the server" in caplog.text)
+        push(queue, "note")
+        eventually(lambda: queue.size("default") == 0)
+    assert state_left(one)["channels"] == 0
+    with queue.consumer.engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(queue.tables.workers)) == 0

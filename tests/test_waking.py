@@ -387,9 +387,9 @@ def test_pushes_beside_a_busy_worker_announce_nothing(
 
 @pytest.mark.databases("postgresql")
 def test_a_worker_strikes_off_the_dead(runs: Runs, observer: Engine) -> None:
-    write_down(observer, runs.queue, silent_for=HOUR)
+    write_down(observer, runs.queue, silent_for=HOUR, asleep=False)
     with working(runs.queue):
-        eventually(lambda: sleepers(observer, runs.queue) == [True])
+        eventually(lambda: sleepers(observer, runs.queue) == [True], "the worker alone")
 
 
 @pytest.mark.databases("postgresql")
