@@ -18,6 +18,7 @@ from sqlqueue._queue import consumer as consumers
 from sqlqueue.errors import OptionError
 from tests.rows import (
     Trap,
+    at_commit,
     at_statement,
     can_lock_rows,
     change,
@@ -241,10 +242,10 @@ def test_a_locked_job_hides_no_other(queue: Queue, observer: Engine, engine: Eng
     assert ids(queue.claim(limit=10)) == [first]
 
 
-def test_a_lost_connection_during_a_claim_is_raised_and_nothing_is_handed_out(queue: Queue, observer: Engine) -> None:
+def test_a_connection_that_is_lost_at_the_commit_of_a_claim_is_raised_and_nothing_is_handed_out(queue: Queue, observer: Engine) -> None:
     put(observer, queue, 3)
     before = jobs_in(observer, queue)
-    with at_statement(queue.consumer.engine, Trap(lose), "UPDATE"), pytest.raises(sa.exc.DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(sa.exc.DBAPIError):
         queue.claim(limit=3)
     assert jobs_in(observer, queue) == before
     assert len(queue.claim(limit=3)) == 3
