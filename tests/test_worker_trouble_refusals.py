@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,3 +314,32 @@ def test_a_failed_table_that_is_gone_ends_the_worker_and_loses_no_job(fresh_data
     queue.consumer.close()
     observer.dispose()
     engine.dispose()
+
+
+# --- what a producer needs
+
+
+@SERVERS
+def test_a_producer_needs_the_privileges_that_the_manual_names(plain: Queue, observer: Engine, queue: Queue) -> None:
+    administrator = Administrator(observer, queue)
+    for table in administrator.tables:
+        administrator.take("SELECT, INSERT, UPDATE, DELETE", table)
+    manual = (Path(__file__).parent.parent / "docs/deployment.md").read_text()
+    for table, privileges in re.findall(r"^\| `(\w+)` \| ([A-Z, ]+)", manual, re.MULTILINE):
+        administrator.give(privileges, table)
+    job = plain.job(name="job")(lambda n: None)
+    with plain.begin() as session:
+        assert job.push(session, 1).created
+        assert job.options(unique="a").push(session, 2).created
+        assert not job.options(unique="a").push(session, 3).created
+        assert plain.push_many(session, [job.bind(4), job.options(unique="b").bind(5)]) == 2
+    with plain.begin() as session:
+        assert not job.options(unique="b").push(session, 6).created
+    assert len(jobs(observer, queue)) == 4
+    for delivery in queue.claim(limit=4):
+        queue.complete(delivery)
+    orphan = sa.insert(queue.tables.keys).values(key="unique:job/c", job_id=1)
+    with observer.connect() as connection:
+        connection.execute(orphan)
+    with plain.begin() as session:
+        assert job.options(unique="c").push(session, 7).created
