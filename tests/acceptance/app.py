@@ -79,6 +79,11 @@ def die(context: JobContext, how: str) -> None:
             time.sleep(60)
 
 
+@queue.job(name="die_once", max_attempts=5, on_worker_lost="fail")
+def die_once(context: JobContext) -> None:
+    die.function(context, "kill")
+
+
 @queue.job(name="wait", max_attempts=1)
 def wait(context: JobContext, folder: str) -> None:
     """Says that it has begun, and waits for leave to end."""

@@ -82,6 +82,19 @@ def test_of_many_jobs_and_one_that_ends_its_process_only_that_one_fails(site: Si
         assert worker in row["error_message"]
 
 
+def test_a_job_that_must_not_be_repeated_runs_once_and_names_the_worker_that_died(site: Site) -> None:
+    (once,) = site.push("die_once")
+    noops = site.push("noop", 20)
+    first = site.start(lease=1)
+    assert first.wait() == -signal.SIGKILL
+    (died,) = re.findall(r", worker ([^\s;]+)", first.said)
+    assert site.start(lease=1, stop_when_empty=True).wait() == 0
+    eventually(lambda: site.queue.stats() == [] or site.start(lease=1, stop_when_empty=True).wait(), f"{len(noops)} others are done")
+    (failed,) = failures(site.observer, site.queue)
+    assert (failed["id"], failed["reason"], failed["worker"], failed["attempts"]) == (once, "worker_lost", died, 1)
+    assert site.effects() == [(once, 1)]
+
+
 def kill_a_host(site: Site, max_attempts: int, slots: int) -> None:
     """It has as many jobs under way as it has slots."""
     ids = site.push("wait", slots, {"folder": str(site.folder)}, max_attempts=max_attempts)
