@@ -1,0 +1,95 @@
+"""
+W1 to W4: measured in rounds, in which each contestant has its turn at each workload, so that a slow minute of the machine meets all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .arena import Contestant
+from .figures import Figures
+
+W1, W2, W4 = "W1 push with a business row", "W2 bulk push", "W4 latency when idle"
+LEAST = 200  # jobs, however slow a contestant is
+PACED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    runs: int
+    jobs: int
+    pushes: int
+    workloads: frozenset[str]
+    processes: tuple[int, ...] = (1, 2, 4)
+
+
+def w3(processes: int) -> str:
+    return f"W3 drain, {processes} process{'es' if processes > 1 else ''}"
+
+
+def run_rounds(database: str, contestants: Sequence[Contestant], sizes: Sizes, figures: Figures) -> None:
+    for round in range(sizes.runs):
+        print(".", end="", flush=True)
+        turns = [*contestants[round % len(contestants) :], *contestants[: round % len(contestants)]]
+        if "W1" in sizes.workloads:
+            for one in turns:
+                if one.entry.pushes:
+                    push(one, database, sizes.pushes, figures)
+        for processes in sizes.processes if "W3" in sizes.workloads else ():
+            for one in turns:
+                if processes <= 2 or one.entry.all_sizes:
+                    drain(one, database, max(int(sizes.jobs * one.entry.share), LEAST), processes, figures)
+        if "W4" in sizes.workloads:
+            for one in turns:
+                if one.entry.waits:
+                    wake(one, database, figures)
+    add_percentiles(database, contestants, figures)
+
+
+def push(one: Contestant, database: str, count: int, figures: Figures) -> None:
+    one.ask("clear")
+    figures.add(database, W1, one.entry.label, "jobs/s", count / one.ask("push_each", count))
+
+
+def drain(one: Contestant, database: str, jobs: int, processes: int, figures: Figures) -> None:
+    """From the first start to the last settlement, of workers that find the queue full. Filling it is W2."""
+    one.ask("clear")
+    took = one.ask("push_bulk", jobs)
+    if processes == 1 and one.entry.pushes:
+        figures.add(database, W2, one.entry.label, "jobs/s", jobs / took)
+    stamps = one.start(processes)
+    flag = one.run / "started"
+    one.send("watch", str(flag), 120)
+    try:
+        one.wait_for(stamps, jobs)
+    finally:
+        flag.touch()
+        empty = one.receive("watch")
+        one.stop()
+    if len({number for number, _ in stamps.found}) != jobs or len(stamps.found) != jobs:
+        raise RuntimeError(f"{one.entry.label}: {len(stamps.found)} starts of {jobs} jobs")
+    figures.add(database, w3(processes), one.entry.label, "jobs/s", jobs / (empty - min(moment for _, moment in stamps.found)))
+
+
+def wake(one: Contestant, database: str, figures: Figures) -> None:
+    """From the commit of a push to the start of the job, where nothing else is to be done."""
+    one.ask("clear")
+    stamps = one.start(1)
+    try:
+        one.ask("push_paced", 3, 1)
+        one.wait_for(stamps, 3)
+        sent = dict(one.ask("push_paced", PACED, 1000))
+        one.wait_for(stamps, PACED + 3)
+    finally:
+        one.stop()
+    latencies = [(moment - sent[number]) * 1000 for number, moment in stamps.found if number in sent]
+    figures.add(database, W4, one.entry.label, "ms", *latencies)
+
+
+def add_percentiles(database: str, contestants: Sequence[Contestant], figures: Figures) -> None:
+    for one in contestants:
+        values = sorted(figures.take(database, W4, one.entry.label))
+        for percent in (50, 95, 99) if values else ():
+            place = min(len(values) - 1, round(percent / 100 * (len(values) - 1)))
+            figures.add(database, f"{W4}, p{percent}", one.entry.label, "ms", values[place])
