@@ -103,9 +103,9 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """How fast a backlog drains."""
+    """How fast, beside loops by hand and peers in environments of their own: -- --only sqlite --runs 1 --no-peers. Ten minutes."""
     session.install("-e", ".[all]")
-    session.run("python", "benchmarks/drain.py", *session.posargs)
+    session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session

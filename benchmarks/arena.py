@@ -41,6 +41,11 @@ class Entry:
     waits: bool = True  # takes part in the measuring of latency
     all_sizes: bool = False  # drains with four processes, too
 
+    @property
+    def short(self) -> str:
+        """What it is called where it makes no groups."""
+        return self.label.partition(", groups")[0]
+
 
 ENTRIES = (
     Entry(OURS, "ours", EVERYWHERE, all_sizes=True),

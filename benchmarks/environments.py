@@ -65,10 +65,10 @@ def interpreter(least: tuple[int, int]) -> Path:
     minors = range(least[1], 20)
     found = [Path(path) for minor in minors if (path := shutil.which(f"python3.{minor}"))]
     found += [path for minor in minors for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
-    for path in found:
+    for candidate in found:
         code = f"import sys; sys.exit(sys.version_info < {least})"
-        if subprocess.run([str(path), "-c", code], capture_output=True, check=False).returncode == 0:
-            return path
+        if subprocess.run([str(candidate), "-c", code], capture_output=True, check=False).returncode == 0:
+            return candidate
     raise CannotInstall(f"needs Python {least[0]}.{least[1]}")
 
 

@@ -38,21 +38,25 @@ class Growth:
         self.engine = engine_for(url)
 
     def backlog(self, rows: int) -> None:
-        for count in (FEW, rows):
+        few, many = (f"W5 claim of {GROUP} among {count:,}" for count in (FEW, rows))
+        for workload, count in ((few, FEW), (many, rows)):
             self.ours.clear()
             self.fill(count)
-            self.measure(f"W5 claim of {GROUP} among {count:>9,}")
+            self.measure(workload)
+        self.figures.compare(self.database, f"W5 {rows:,} to {FEW:,}", many, few)
         self.ours.clear()
 
     def held_open(self, passing: int) -> None:
+        before, after = f"W7 claim of {GROUP}", f"W7 the same, {passing:,} dead before it"
         self.ours.clear()
         self.fill(FEW)
-        self.measure(f"W7 claim of {GROUP} before")
+        self.measure(before)
         with snapshot(self.engine):
             self.push(passing)
             Worker(self.ours.queue, stop_when_empty=True).run()
             self.push(FEW)
-            self.measure(f"W7 after {passing:,} jobs that cannot be vacuumed")
+            self.measure(after)
+        self.figures.compare(self.database, "W7 with the dead to without", after, before)
         self.ours.clear()
 
     def push(self, count: int) -> None:

@@ -4,10 +4,11 @@ W1 to W4: measured in rounds, in which each contestant has its turn at each work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from .arena import Contestant
+from .arena import Contestant, Entry
 from .figures import Figures
 
 W1, W2, W4 = "W1 push with a business row", "W2 bulk push", "W4 latency when idle"
@@ -29,35 +30,50 @@ def w3(processes: int) -> str:
 
 
 def run_rounds(database: str, contestants: Sequence[Contestant], sizes: Sizes, figures: Figures) -> None:
-    for round in range(sizes.runs):
+    turns = list(contestants)
+    for _ in range(sizes.runs):
         print(".", end="", flush=True)
-        turns = [*contestants[round % len(contestants) :], *contestants[: round % len(contestants)]]
         if "W1" in sizes.workloads:
-            for one in turns:
-                if one.entry.pushes:
-                    push(one, database, sizes.pushes, figures)
+            each(turns, lambda entry: entry.pushes, partial(push, database=database, count=sizes.pushes, figures=figures))
         for processes in sizes.processes if "W3" in sizes.workloads else ():
-            for one in turns:
-                if processes <= 2 or one.entry.all_sizes:
-                    drain(one, database, max(int(sizes.jobs * one.entry.share), LEAST), processes, figures)
+            wanted = partial(drains, processes=processes)
+            each(turns, wanted, partial(drain, database=database, most=sizes.jobs, processes=processes, figures=figures))
         if "W4" in sizes.workloads:
-            for one in turns:
-                if one.entry.waits:
-                    wake(one, database, figures)
+            each(turns, lambda entry: entry.waits, partial(wake, database=database, figures=figures))
+        turns = [*turns[1:], *turns[:1]]
+    for processes in sizes.processes[1:]:
+        figures.compare(database, f"W3 {processes} processes to 1", w3(processes), w3(1))
     add_percentiles(database, contestants, figures)
+
+
+def each(turns: list[Contestant], wanted: Callable[[Entry], bool], measure: Callable[[Contestant], None]) -> None:
+    """A peer that fails is left out from then on, with what it said; where we fail or a loop by hand, the benchmark does."""
+    for one in [one for one in turns if wanted(one.entry)]:
+        try:
+            measure(one)
+        except RuntimeError as error:
+            if one.entry.environment is None:
+                raise
+            print(f"\n{one.entry.label} is left out from here on: {error}")
+            turns.remove(one)
+
+
+def drains(entry: Entry, processes: int) -> bool:
+    return processes <= 2 or entry.all_sizes
 
 
 def push(one: Contestant, database: str, count: int, figures: Figures) -> None:
     one.ask("clear")
-    figures.add(database, W1, one.entry.label, "jobs/s", count / one.ask("push_each", count))
+    figures.add(database, W1, one.entry.short, "jobs/s", count / one.ask("push_each", count))
 
 
-def drain(one: Contestant, database: str, jobs: int, processes: int, figures: Figures) -> None:
+def drain(one: Contestant, database: str, most: int, processes: int, figures: Figures) -> None:
     """From the first start to the last settlement, of workers that find the queue full. Filling it is W2."""
+    jobs = max(int(most * one.entry.share), LEAST)
     one.ask("clear")
     took = one.ask("push_bulk", jobs)
     if processes == 1 and one.entry.pushes:
-        figures.add(database, W2, one.entry.label, "jobs/s", jobs / took)
+        figures.add(database, W2, one.entry.short, "jobs/s", jobs / took)
     stamps = one.start(processes)
     flag = one.run / "started"
     one.send("watch", str(flag), 120)
@@ -84,12 +100,12 @@ def wake(one: Contestant, database: str, figures: Figures) -> None:
     finally:
         one.stop()
     latencies = [(moment - sent[number]) * 1000 for number, moment in stamps.found if number in sent]
-    figures.add(database, W4, one.entry.label, "ms", *latencies)
+    figures.add(database, W4, one.entry.short, "ms", *latencies)
 
 
 def add_percentiles(database: str, contestants: Sequence[Contestant], figures: Figures) -> None:
     for one in contestants:
-        values = sorted(figures.take(database, W4, one.entry.label))
+        values = sorted(figures.take(database, W4, one.entry.short))
         for percent in (50, 95, 99) if values else ():
             place = min(len(values) - 1, round(percent / 100 * (len(values) - 1)))
-            figures.add(database, f"{W4}, p{percent}", one.entry.label, "ms", values[place])
+            figures.add(database, f"{W4}, p{percent}", one.entry.short, "ms", values[place])

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def serve(kind: type[Contestant]) -> None:
             workers.clear()
             answer = {"result": None}
         else:
-            answer = _in_child(lambda method=method, arguments=arguments: getattr(contestant, method)(*arguments))
+            answer = _in_child(partial(getattr(contestant, method), *arguments))
         print(json.dumps(answer), flush=True)
     _stop(workers)
 

@@ -62,7 +62,7 @@ class Driver:
     def claim(self, group: int) -> list[tuple[int, str]]:
         """In one statement, where UPDATE can return."""
         update = f"UPDATE sqlqueue_jobs SET {LEASED.format(later=self.later)} WHERE id IN (SELECT id {self.ready(group)})"
-        rows = self.execute(f"{update} RETURNING id, payload").fetchall()
+        rows: list[tuple[int, str]] = self.execute(f"{update} RETURNING id, payload").fetchall()
         self.commit()
         return rows
 
@@ -76,17 +76,16 @@ class Driver:
     def notify(self) -> None:
         """Wake whoever sleeps, where that can be done."""
 
-    def insertion(self, moment: str) -> str:
-        values = f"'default', 'noop', {self.mark}, 0, '', 0, 5, {moment}, {moment}, {moment}"
-        return f"INSERT INTO sqlqueue_jobs ({COLUMNS}) VALUES ({values})"
-
     def insert_job(self, number: int) -> None:
-        self.execute(self.insertion(self.now), (f'{{"number":{number}}}',))
+        values = f"'default', 'noop', {self.mark}, 0, '', 0, 5, {self.now}, {self.now}, {self.now}"
+        self.execute(f"INSERT INTO sqlqueue_jobs ({COLUMNS}) VALUES ({values})", (f'{{"number":{number}}}',))
 
     def insert_jobs(self, count: int) -> None:
-        # The clock is read once: with a function in VALUES, PyMySQL would send a statement a row.
+        # The clock is read once and all values are parameters: otherwise PyMySQL would send a statement a row.
         moment = self.execute(f"SELECT {self.now}").fetchone()[0]
-        self.cursor.executemany(self.insertion(self.mark), [(f'{{"number":{number}}}', moment, moment, moment) for number in range(count)])
+        rows = [("default", "noop", f'{{"number":{number}}}', 0, "", 0, 5, moment, moment, moment) for number in range(count)]
+        marks = ", ".join([self.mark] * len(rows[0]))
+        self.cursor.executemany(f"INSERT INTO sqlqueue_jobs ({COLUMNS}) VALUES ({marks})", rows)
 
 
 class Psycopg(Driver):
@@ -131,9 +130,9 @@ class PyMySQL(Driver):
 
         url = self.url
         settings = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
-        place = {"host": url.host, "port": url.port or 3306, "database": url.database}
+        place: dict[str, Any] = {"host": url.host, "port": url.port or 3306, "database": url.database}
         connection = pymysql.connect(**place, user=url.username, password=url.password or "", init_command=settings)
-        if "MariaDB" in connection.get_server_info():
+        if "MariaDB" in str(connection.server_version):
             # From 1,000 values on it would make a table of them and scan the jobs.
             connection.cursor().execute("SET in_predicate_conversion_threshold = 0")
         return connection

@@ -76,7 +76,6 @@ class Core(Ours):
         jobs = table.c
         ready = (jobs.queue == "default", jobs.priority == 0, jobs.fair_by == "", jobs.available_at <= now())
         order = (jobs.available_at, jobs.id)
-        locking = {"skip_locked": True}
         lease = {
             "attempts": jobs.attempts + 1,
             "reserved_token": "by hand",
@@ -84,12 +83,12 @@ class Core(Ours):
             "available_at": after(60_000_000),
         }
         group = settings["group"]
-        self.candidates = sa.select(jobs.id, jobs.payload).where(*ready).order_by(*order).limit(group).with_for_update(**locking)
+        self.candidates = sa.select(jobs.id, jobs.payload).where(*ready).order_by(*order).limit(group).with_for_update(skip_locked=True)
         for name in ("mysql", "mariadb"):
             self.candidates = self.candidates.with_hint(table, f"FORCE INDEX ({self.queue.tables.ready_index})", name)
         update = sa.update(table).values(**lease)
         self.take = update.where(jobs.id.in_(sa.bindparam("ids", expanding=True)))
-        within = sa.select(jobs.id).where(*ready).order_by(*order).limit(group).with_for_update(**locking)
+        within = sa.select(jobs.id).where(*ready).order_by(*order).limit(group).with_for_update(skip_locked=True)
         self.take_ready = update.where(jobs.id.in_(within.scalar_subquery())).returning(jobs.id, jobs.payload)
 
     def claim_in_one(self, connection: sa.Connection) -> Any:
