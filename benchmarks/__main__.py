@@ -102,7 +102,12 @@ class Bench:
         if server.url is None:
             name = entry.label.replace(" ", "-") if entry.environment else "queue"
             return f"sqlite:///{self.servers.file(name)}-{time.time_ns() if entry.environment else ''}.db"
-        return server.create_database().url if entry.environment else server.shared.url
+        if not entry.environment:
+            return server.shared.url
+        database = server.create_database()
+        if server.instance is None:  # somebody's own server
+            self.exit.callback(server.drop_database, database)
+        return database.url
 
 
 def report_of(bench: Bench, asked: argparse.Namespace, took: float) -> dict[str, Any]:
