@@ -49,7 +49,7 @@ def measure_idle(sleepers: Sequence[Sleeper], silence: float, figures: Figures) 
     prefix = W6.format(silence=silence)
     for one, (cpu, statements, transactions) in zip(sleepers, before, strict=True):
         cpu_after, statements_after, transactions_after = one.spent()
-        label = one.contestant.entry.label
+        label = one.contestant.entry.short
         figures.add(one.database, prefix + "CPU", label, "% core", (cpu_after - cpu) / WINDOW * 100)
         if one.counts:
             figures.add(one.database, prefix + "statements", label, "/s", (statements_after - statements) / WINDOW)
@@ -59,5 +59,5 @@ def measure_idle(sleepers: Sequence[Sleeper], silence: float, figures: Figures) 
         (number, sent), *_ = one.contestant.ask("push_paced", 1, 1000)
         one.contestant.wait_for(one.stamps, 4)
         moment = next(moment for found, moment in one.stamps.found if found == number)
-        figures.add(one.database, prefix + "then latency", one.contestant.entry.label, "ms", (moment - sent) * 1000)
+        figures.add(one.database, prefix + "then latency", one.contestant.entry.short, "ms", (moment - sent) * 1000)
         one.contestant.stop()
