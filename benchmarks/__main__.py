@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlqueue import __version__
 from tests.servers import NAMES
 
@@ -65,6 +67,7 @@ class Bench:
             print(f"\n{name} {version}\n{self.figures.table(name)}")
 
     def on(self, name: str) -> None:
+        began = time.monotonic()
         self.products[name] = self.servers.get(name).version
         print(f"{name} {self.products[name]} ", end="", flush=True)
         entries = [entry for entry in entries_for(name, not self.asked.no_peers) if entry.environment in (None, *self.peers)]
@@ -72,17 +75,24 @@ class Bench:
             contestants = [self.contestant(name, entry, finished) for entry in entries]
             run_rounds(name, contestants, self.sizes, self.figures)
         url = self.url(name, entries[0])
-        growth = Growth(name, url, self.figures)
-        if "W5" in self.workloads:
-            growth.backlog(self.asked.rows)
-        if "W7" in self.workloads:
-            growth.held_open(self.asked.passing)
-        growth.close()
+        self.grow(name, url)
         if "W6" in self.workloads and PROC.exists():
             for entry in entries:
                 if entry.label == OURS or (entry.environment and entry.pushes):
                     self.sleepers.append(self.sleeper(name, entry))
-        print(flush=True)
+        print(f" {time.monotonic() - began:.0f} s", flush=True)
+
+    def grow(self, name: str, url: str) -> None:
+        growth = Growth(name, url, self.figures)
+        try:
+            if "W5" in self.workloads:
+                growth.backlog(self.asked.rows)
+            if "W7" in self.workloads:
+                growth.held_open(self.asked.passing)
+        except DBAPIError as error:  # as a full disk; what was measured before is not to be lost for it
+            print(f"\nthe rest of W5 and W7 is left out: {error.orig}")
+        finally:
+            growth.close()
 
     def sleeper(self, name: str, entry: Entry) -> Sleeper:
         if entry.label != OURS:
