@@ -142,7 +142,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=NAMES, action="append", help="this database; repeatable")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="this workload (W2 is the filling of W3); repeatable")
     parser.add_argument("--runs", type=int, default=5, help="rounds, of which the median is taken (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=15_000, help="jobs that the fast contestants drain (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=10_000, help="jobs that the fast contestants drain (default: %(default)s)")
     parser.add_argument("--pushes", type=int, default=400, help="jobs that are pushed one by one (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="the large backlog of W5 (default: %(default)s)")
     parser.add_argument("--passing", type=int, default=50_000, help="jobs that pass in W7 (default: %(default)s)")

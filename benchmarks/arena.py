@@ -39,7 +39,7 @@ class Entry:
     share: float = 1.0
     pushes: bool = True  # another entry with other settings has pushed already
     waits: bool = True  # takes part in the measuring of latency
-    all_sizes: bool = False  # drains with four processes, too
+    processes: tuple[int, ...] = (1, 2)  # how many workers it drains with
 
     @property
     def short(self) -> str:
@@ -48,16 +48,26 @@ class Entry:
 
 
 ENTRIES = (
-    Entry(OURS, "ours", EVERYWHERE, all_sizes=True),
-    Entry(RAW, "by_hand", EVERYWHERE, {"group": 100}),
-    Entry(RAW_LARGE, "by_hand", EVERYWHERE, {"group": 1000}, pushes=False, waits=False, all_sizes=True),
+    Entry(OURS, "ours", EVERYWHERE, processes=(1, 2, 4)),
+    Entry(RAW, "by_hand", EVERYWHERE, {"group": 100}, processes=(1,)),
+    Entry(RAW_LARGE, "by_hand", EVERYWHERE, {"group": 1000}, pushes=False, waits=False, processes=(1, 2, 4)),
     Entry(CORE, "core", EVERYWHERE, {"group": 100}, waits=False),
-    Entry("pgqueuer, groups of 500", "peer_pgqueuer", POSTGRESQL, {"group": 500}, "pgqueuer", 0.6, all_sizes=True),
-    Entry("pgqueuer, its default of 10", "peer_pgqueuer", POSTGRESQL, {"group": 10}, "pgqueuer", 0.2, pushes=False, waits=False),
+    Entry("pgqueuer, groups of 500", "peer_pgqueuer", POSTGRESQL, {"group": 500}, "pgqueuer", 0.6, processes=(1, 2, 4)),
+    Entry(
+        "pgqueuer, its default of 10",
+        "peer_pgqueuer",
+        POSTGRESQL,
+        {"group": 10},
+        "pgqueuer",
+        0.2,
+        pushes=False,
+        waits=False,
+        processes=(1,),
+    ),
     Entry("oban", "peer_oban", POSTGRESQL, {}, "oban", 0.15),
     Entry("procrastinate", "peer_procrastinate", POSTGRESQL, {}, "procrastinate", 0.02),
-    Entry("huey, fsync", "peer_huey", ("sqlite",), {"fsync": True}, "huey", 0.1),
-    Entry("huey, no fsync", "peer_huey", ("sqlite",), {"fsync": False}, "huey", 0.2, pushes=False, waits=False),
+    Entry("huey, fsync", "peer_huey", ("sqlite",), {"fsync": True}, "huey", 0.1, processes=(1,)),
+    Entry("huey, no fsync", "peer_huey", ("sqlite",), {"fsync": False}, "huey", 0.2, pushes=False, waits=False, processes=(1,)),
 )
 
 

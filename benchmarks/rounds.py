@@ -13,7 +13,7 @@ from .figures import Figures
 
 W1, W2, W4 = "W1 push with a business row", "W2 bulk push", "W4 latency when idle"
 LEAST = 200  # jobs, however slow a contestant is
-PACED = 20
+PACED = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,11 @@ def run_rounds(database: str, contestants: Sequence[Contestant], sizes: Sizes, f
         if "W1" in sizes.workloads:
             each(turns, lambda entry: entry.pushes, partial(push, database=database, count=sizes.pushes, figures=figures))
         for processes in sizes.processes if "W3" in sizes.workloads else ():
-            wanted = partial(drains, processes=processes)
-            each(turns, wanted, partial(drain, database=database, most=sizes.jobs, processes=processes, figures=figures))
+            each(
+                turns,
+                lambda entry, count=processes: count in entry.processes,
+                partial(drain, database=database, most=sizes.jobs, processes=processes, figures=figures),
+            )
         if "W4" in sizes.workloads:
             each(turns, lambda entry: entry.waits, partial(wake, database=database, figures=figures))
         turns = [*turns[1:], *turns[:1]]
@@ -56,10 +59,6 @@ def each(turns: list[Contestant], wanted: Callable[[Entry], bool], measure: Call
                 raise
             print(f"\n{one.entry.label} is left out from here on: {error}")
             turns.remove(one)
-
-
-def drains(entry: Entry, processes: int) -> bool:
-    return processes <= 2 or entry.all_sizes
 
 
 def push(one: Contestant, database: str, count: int, figures: Figures) -> None:
