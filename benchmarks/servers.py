@@ -26,8 +26,7 @@ class DurableMySQL(MySQL):
         return [*(word for word in super().beginning(program) if not word.startswith(lazy)), "--innodb-flush-log-at-trx-commit=1"]
 
     def command(self) -> list[str]:
-        # A folder of its own: a server that starts removes what another one keeps in theirs.
-        return [*super().command(), f"--innodb-buffer-pool-size={BUFFER}M", f"--tmpdir={self.home}"]
+        return [*super().command(), f"--innodb-buffer-pool-size={BUFFER}M"]
 
 
 class DurableMariaDB(DurableMySQL, MariaDB):

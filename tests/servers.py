@@ -313,6 +313,8 @@ class MySQL(Instance):
             program,
             *([] if self.program == MYSQL_HOME / "bin/mysqld" else ["--no-defaults"]),
             f"--datadir={self.data}",
+            # Of its own: a server that starts removes the temporary tables of others from a folder that it shares with them.
+            f"--tmpdir={self.home}",
             *(["--user=root"] if os.geteuid() == 0 else []),
             "--loose-innodb-flush-method=nosync",
             "--innodb-flush-log-at-trx-commit=2",
