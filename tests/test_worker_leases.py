@@ -5,8 +5,9 @@ Leases: renewed while a handler runs, lost when they are, and never trusted afte
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy import Engine
 
 from sqlqueue import JobContext, Queue, UnusableDatabase, Worker
-from sqlqueue._dialects import after, server_of
+from sqlqueue._dialects import after, now, server_of
+from sqlqueue._job import Delivery
 from tests.workers import PATIENCE, Gate, change, eventually, expire, jobs, push, working
 
 LEASE = 1.0  # the shortest there is
@@ -39,6 +41,53 @@ def handler(queue: Queue) -> Iterator[Handler]:
     handler = Handler(queue)
     yield handler
     handler.gate.open()
+
+
+def test_a_lease_that_a_slow_claim_has_used_up_is_renewed_before_anything_starts(
+    queue: Queue, observer: Engine, handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = queue.consumer.claim
+
+    def slow(*arguments: Any, **options: Any) -> list[Delivery]:
+        """As when the commit waits for the disk."""
+        found = claim(*arguments, **options)
+        time.sleep(0.5 if found else 0)
+        return found
+
+    monkeypatch.setattr(queue.consumer, "claim", slow)
+    push(queue, "wait")
+    with working(queue, lease=LEASE):
+        handler.gate.await_arrivals()
+        (row,) = jobs(observer, queue)
+        with observer.connect() as connection:
+            moment = connection.execute(sa.select(now())).scalar_one()
+        assert row["reserved_until"] - moment > timedelta(seconds=LEASE / 2)
+        assert handler.contexts[0].lost is False
+        handler.gate.open()
+
+
+def test_what_was_lost_while_it_was_claimed_does_not_start(
+    queue: Queue, observer: Engine, handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = queue.consumer.claim
+
+    def slow(*arguments: Any, **options: Any) -> list[Delivery]:
+        found = claim(*arguments, **options)
+        if found:
+            monkeypatch.setattr(queue.consumer, "claim", claim)
+            expire(observer, queue)
+            (other,) = queue.claim()
+            time.sleep(LEASE / 2)
+            queue.complete(other)
+        return found
+
+    monkeypatch.setattr(queue.consumer, "claim", slow)
+    push(queue, "wait")
+    worker = Worker(queue, stop_when_empty=True, lease=LEASE)
+    assert worker.run() == 0
+    assert worker.summary is not None
+    assert worker.summary.counts == {"lost": 1}
+    assert handler.contexts == []
 
 
 def test_a_lease_is_renewed_at_a_third_while_the_handler_runs(queue: Queue, observer: Engine, handler: Handler) -> None:

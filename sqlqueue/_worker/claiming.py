@@ -228,6 +228,7 @@ class Claimer:
             return
         self._trouble_pause = FIRST_PAUSE
         shift.patience.succeeded()
+        self._refresh(claimed, time.monotonic() - began)
         self._hand_out(claimed, meter)
         if empty:
             shift.reach("empty")
@@ -236,10 +237,17 @@ class Claimer:
         if self._waking.looked(bool(claimed)):
             self._next_look = 0.0
 
+    def _refresh(self, claimed: list[Held], took: float) -> None:
+        """
+        A commit may wait for a lock or the disk for as long as a lease: what starts now would soon be another worker's, too.
+        """
+        if claimed and took > self._shift.lease / 3:
+            self._renewer.renew_all()
+
     def _hand_out(self, claimed: list[Held], meter: Meter) -> None:
         shift = self._shift
         for held in claimed:
-            if shift.asked:  # while the claim was under way
+            if shift.asked or held.context.lost:  # while the claim was under way
                 shift.end(held, HANDED_BACK)
             else:
                 meter.started += 1
