@@ -198,8 +198,11 @@ def _connect(dialect: sa.Dialect, record: Any, arguments: Any, parameters: dict[
 def _watch_silence(connection: Any, record: Any) -> None:
     # Of an application's own engine as well, unless it has said how long itself.
     with contextlib.suppress(AttributeError, OSError):
-        descriptor = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()
-        with socket.socket(fileno=os.dup(descriptor)) as it:
+        if hasattr(connection, "_sock"):
+            # Not through a second socket object: with a default time-out in the process, one more makes both non-blocking.
+            _probe(connection._sock)
+            return
+        with socket.socket(fileno=os.dup(connection.fileno())) as it:  # libpq's, which never block
             _probe(it)
 
 

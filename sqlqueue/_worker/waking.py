@@ -101,8 +101,9 @@ class Waking:
             return False
         shift = self._shift
         try:
-            # None where only looking helps, and always will.
-            self._watch = open_watch(shift.queue.consumer.engine, shift.queue.tables, shift.queues, shift.claim_bell.socket)
+            with shift.patience.asking():
+                # None where only looking helps, and always will.
+                self._watch = open_watch(shift.queue.consumer.engine, shift.queue.tables, shift.queues, shift.claim_bell.socket)
             self._wanted = self._watch is not None
         except CannotWatch as error:
             self._wanted = False
@@ -119,11 +120,12 @@ class Waking:
         if watch is None or not watch.by_register:
             return False
         try:
-            note_worker(watch.connection, shift.queue.tables, shift.name, shift.queues, asleep=asleep)
-            if time.monotonic() >= self._strike_at:
-                self._strike_at = time.monotonic() + BETWEEN_STRIKES
-                strike_dead_workers(watch.connection, shift.queue.tables)
-            watch.connection.commit()
+            with shift.patience.asking():
+                note_worker(watch.connection, shift.queue.tables, shift.name, shift.queues, asleep=asleep)
+                if time.monotonic() >= self._strike_at:
+                    self._strike_at = time.monotonic() + BETWEEN_STRIKES
+                    strike_dead_workers(watch.connection, shift.queue.tables)
+                watch.connection.commit()
         except Exception as error:
             self._lose(error)
             return False

@@ -71,7 +71,8 @@ def translated() -> Iterator[None]:
 
 
 def _while_connecting(error: BaseException) -> bool:
+    places = ("sqlalchemy/engine/create.py", "sqlalchemy/engine/default.py")
     return any(
-        frame.f_code.co_name == "connect" and frame.f_code.co_filename.replace("\\", "/").endswith("sqlalchemy/engine/default.py")
+        frame.f_code.co_name == "connect" and frame.f_code.co_filename.replace("\\", "/").endswith(places)
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
