@@ -142,7 +142,8 @@ class Producer(Configured):
         with closed_when_undone(connection):
             written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
             written += driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
-        self.wakes.pushed(session, connection, {row.queue for row in rows})
+        if written:
+            self.wakes.pushed(session, connection, {row.queue for row in rows})
         return written
 
     async def push_many_async(self, session: AnyAsyncSession, jobs: Iterable[BoundJob], /) -> int:
