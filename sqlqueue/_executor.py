@@ -112,6 +112,8 @@ def _secrets(job: Job[..., Any], values: Mapping[str, Any]) -> tuple[str, ...]:
     The texts as which sensitive arguments may show up in an error: whole, in their parts, and as Python and JSON quote them.
     """
     names = job.signature.sensitive
+    if not names:
+        return ()
     parts = (part for name in names if name in values for part in _parts(values[name]))
     return tuple({text for part in parts for text in _texts(part)})
 

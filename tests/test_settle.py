@@ -238,7 +238,7 @@ def test_a_group_of_any_size_is_settled_in_parts(queue: Queue, observer: Engine)
     with statements_of(queue.consumer.engine) as seen:
         results = queue.consumer.settle([Settlement(one.id, one.token, False, Complete()) for one in deliveries])
     assert len(results.settled) == 1000
-    assert len(seen) == 4
+    assert len(seen) == (2 if server_of(queue.consumer.engine.dialect).writes_in_with else 4)
     assert jobs_in(observer, queue) == {}
 
 

@@ -19,6 +19,7 @@ from .engines import (
 )
 from .inserts import insert_if_absent, insert_with_key
 from .producers import check_transactional, closed_when_undone
+from .rows import fetch_raw, moment_of, raw_moment
 from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
 from .texts import storable
 from .trouble import Trouble, trouble_of
@@ -52,13 +53,16 @@ __all__ = [
     "database_label",
     "delete_by_primary_key",
     "driver_extra",
+    "fetch_raw",
     "insert_if_absent",
     "insert_with_key",
     "lock_by_primary_key",
+    "moment_of",
     "names_text",
     "now",
     "open_watch",
     "producer_engine",
+    "raw_moment",
     "server_of",
     "storable",
     "trouble_of",

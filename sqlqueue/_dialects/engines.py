@@ -35,6 +35,7 @@ _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "
 _PACKAGES = {"postgresql": ("psycopg", "postgresql"), "mysql": ("pymysql", "mysql"), "mariadb": ("pymysql", "mysql")}
 _LOCK_WAIT = "sqlqueue_lock_wait"
 _READ_ONLY = "sqlqueue_read_only"
+_POOLED = "sqlqueue_pooled"
 _DEFAULT_LOCK_WAIT = 10.0
 _SILENCE = 30  # seconds after which the other end of a connection is taken for gone
 _PROBES = (("TCP_KEEPIDLE", _SILENCE // 3), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", _SILENCE * 1000))
@@ -166,6 +167,7 @@ def _prepare(engine: Engine) -> None:
     else:
         event.listen(engine, "connect", _prepare_nothing_behind_a_pooler)
         event.listen(engine, "begin", _bound_waits_postgresql)
+        event.listen(engine, "rollback", _forget_waits)
 
 
 def _leave_a_server_that_refuses(context: sa.engine.ExceptionContext) -> None:
@@ -261,6 +263,7 @@ def _prepare_nothing_behind_a_pooler(connection: Any, record: Any) -> None:
     connection.autocommit = before
     if pooled:
         connection.prepare_threshold = None
+    record.info[_POOLED] = pooled
 
 
 def is_behind_a_pooler(connection: Any) -> bool:
@@ -272,12 +275,23 @@ def is_behind_a_pooler(connection: Any) -> bool:
 
 
 def _bound_waits_postgresql(connection: sa.Connection) -> None:
-    # For this transaction only: behind a pooler a session's settings would be handed on to strangers. The time zone: far
-    # in the future or past, another one leads beyond the years that Python has, and reading the row would fail.
-    # An application may connect with a smaller character set; error texts hold any character.
+    # The time zone: far in the future or past, another one leads beyond the years that Python has, and reading the row
+    # would fail. An application may connect with a smaller character set; error texts hold any character.
     options = connection.get_execution_options()
     if options.get("isolation_level") == "AUTOCOMMIT":
         return  # there is no transaction
     milliseconds = int(options.get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
+    # Behind a pooler for this transaction only: a session's settings would be handed on to strangers. Also where an
+    # application sets its own at each checkout.
+    once = connection.info.get(_POOLED, True) or bool(connection.engine.pool.dispatch.checkout)
+    if not once and connection.info.get(_LOCK_WAIT) == milliseconds:
+        return
     settings = {"lock_timeout": str(milliseconds), "TimeZone": "UTC", "client_encoding": "UTF8"}
-    connection.exec_driver_sql("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items()))
+    calls = (f"set_config('{name}', '{value}', {str(once).lower()})" for name, value in settings.items())
+    connection.exec_driver_sql(f"SELECT {', '.join(calls)}")
+    connection.info[_LOCK_WAIT] = milliseconds
+
+
+def _forget_waits(connection: sa.Connection) -> None:
+    # What a transaction has set for the session goes when it is rolled back.
+    connection.info.pop(_LOCK_WAIT, None)

@@ -125,16 +125,20 @@ def among(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[b
     return column.in_(_ids())
 
 
-def lock_by_primary_key(dialect: Dialect, query: sa.Select[Any], table: sa.Table) -> sa.Select[Any]:
+def lock_by_primary_key(dialect: Dialect, query: sa.Select[Any], table: sa.Table, *, counting: bool = False) -> sa.Select[Any]:
     """
     `query` about those rows of `table` whose primary keys are in the parameter `ids`, a sorted list of at most 500.
 
     The rows are locked in that order; those that somebody else has locked are passed over.
+
+    Args:
+        counting: the query counts the rows, which leaves it nothing to put in order.
     """
     server = server_of(dialect)
     (key,) = table.primary_key.columns
     if not server.reads_lists:
-        query = by_primary_key(query.where(among(dialect, key)).order_by(key), table)
+        query = by_primary_key(query.where(among(dialect, key)), table)
+        query = query if counting else query.order_by(key)
         return query.with_for_update(skip_locked=server.skip_locked) if server.row_locks else query
     wanted = _listed(_json_ids(), sa.literal_column(_kind_of(key))).table_valued(sa.column("id", key.type)).alias("wanted")
     query = by_primary_key(query.prefix_with("STRAIGHT_JOIN").select_from(wanted).where(key == wanted.c.id), table)

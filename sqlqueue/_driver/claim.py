@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from .._dialects import Server, after, among, by_ready_index, now, server_of
+from .._dialects import Server, after, among, by_ready_index, fetch_raw, moment_of, now, raw_moment, server_of
 from .._tables import Tables
 from .lanes import Lane, in_lane
 from .push import microseconds
@@ -51,28 +51,27 @@ class Lease:
     """The names of jobs that have failed when a lease on them has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedRow:
+class ClaimedRow(NamedTuple):
     """
-    A row as it was found, and the lease it is under now.
+    A row as it was found, and the lease it is under now. Moments are as the driver reads them.
     """
 
     id: int
     name: str
-    queue: str
     payload: Any
     attempts: int
     max_attempts: int
     headers: str | None
-    deadline: datetime | None
+    deadline: Any
     unique_key: str | None
-    available_at: datetime
-    reserved_until: datetime | None
+    due: Any
+    """Since when it could be claimed; good for comparing."""
+    reserved_until: Any
     reserved_by: str | None
     reserved_token: str | None
     doom: str | None
     """Why the job is not to be run: "damaged", "exhausted", "lost" or "deadline"."""
-    lease_until: datetime
+    lease_until: Any
 
     @property
     def reclaimed(self) -> bool:
@@ -116,7 +115,7 @@ def claim_lane(
     ahead: bool = False,
 ) -> list[ClaimedRow]:
     """
-    Take up to `limit` ready rows of the lane, first due first, and those that must not run at all.
+    Take up to `limit` of the lane's ready rows, those that are due first, and those that must not run at all; in no order.
 
     Rows that may not run beside `company`, or beside each other, are left exactly as they were found.
 
@@ -159,7 +158,7 @@ def put_back(connection: sa.Connection, tables: Tables, rows: Iterable[ClaimedRo
         values = {
             "back": row.id,
             "used": row.attempts,
-            "until": row.reserved_until,
+            "until": moment_of(row.reserved_until),
             "by": row.reserved_by,
             "found_token": row.reserved_token,
             "pause": microseconds(pause),
@@ -182,9 +181,7 @@ def taken_under(connection: sa.Connection, tables: Tables, lanes: Iterable[Lane]
 def _claim_in_one_statement(
     connection: sa.Connection, tables: Tables, server: Server, terms: _Terms, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
-    rows = connection.execute(_claim(tables, server, terms), parameters).all()
-    # RETURNING has no order.
-    return sorted((ClaimedRow(*row) for row in rows), key=lambda row: (row.available_at, row.id))
+    return [ClaimedRow._make(row) for row in fetch_raw(connection.execute(_claim(tables, server, terms), parameters))]
 
 
 def _claim_in_two_statements(
@@ -192,7 +189,7 @@ def _claim_in_two_statements(
 ) -> list[ClaimedRow]:
     names = ("in_queue", "in_priority", "in_fair_by", "most", "lease", "not_repeated")
     reading = {name: parameters[name] for name in names if name in parameters}
-    found = [ClaimedRow(*row) for row in connection.execute(_candidates(tables, server, terms), reading)]
+    found = [ClaimedRow._make(row) for row in fetch_raw(connection.execute(_candidates(tables, server, terms), reading))]
     picked = _pick(found)
     if not picked:
         return []
@@ -262,7 +259,6 @@ def _candidates(tables: Tables, server: Server, terms: _Terms) -> sa.Select[Any]
         sa.select(
             jobs.id,
             jobs.name,
-            jobs.queue,
             jobs.payload,
             jobs.attempts,
             jobs.max_attempts,
@@ -270,12 +266,12 @@ def _candidates(tables: Tables, server: Server, terms: _Terms) -> sa.Select[Any]
             # Not what no datetime can hold, as PostgreSQL's infinity: reading it would fail, and stop the lane.
             sa.case((jobs.deadline.between(*READABLE), jobs.deadline)).label("deadline"),
             jobs.unique_key,
-            jobs.available_at,
+            raw_moment(jobs.available_at).label("due"),
             jobs.reserved_until,
             jobs.reserved_by,
             jobs.reserved_token,
             doom.label("doom"),
-            after(sa.bindparam("lease")).label("lease_until"),
+            raw_moment(after(sa.bindparam("lease"))).label("lease_until"),
         )
         .where(*in_lane(tables), jobs.available_at <= now())
         .order_by(jobs.available_at, jobs.id)
@@ -320,7 +316,7 @@ def _take_all_of(picked: sa.CTE, tables: Tables) -> sa.Update:
     return (
         _lease(sa.update(tables.jobs), tables, sa.case((picked.c.doom.is_(None), 1), else_=0))
         .where(tables.jobs.c.id == picked.c.id, tables.jobs.c.available_at <= now())
-        .returning(*(column for column in picked.c if column.name in ClaimedRow.__dataclass_fields__))
+        .returning(*(column for column in picked.c if column.name in ClaimedRow._fields))
     )
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from .._dialects import after, among, by_primary_key, delete_by_primary_key, lock_by_primary_key, now, server_of, storable
+from .._dialects import after, among, by_primary_key, delete_by_primary_key, fetch_raw, lock_by_primary_key, now, server_of, storable
 from .._failure import CLASS_LENGTH, Failure
 from .._tables import Tables
 from .push import microseconds
@@ -82,8 +82,7 @@ class Move:
 Outcome = Complete | Release | Return | Move
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """
     How one delivery ends.
     """
@@ -116,16 +115,58 @@ def settle(connection: sa.Connection, tables: Tables, group: Sequence[Settlement
             counts as settled.
     """
     results = Results()
-    by_id = {settlement.id: settlement for settlement in group}
+    plain, others = _sort(group)
+    for token, ids in plain.items():
+        results.settled.update(_complete(connection, tables, token, ids))
+    if others:
+        _settle_others(connection, tables, others, results)
+    if len(results.settled) < len(group):
+        _sort_out_rest(connection, tables, group, results, repeated)
+    return results
+
+
+def _sort(group: Sequence[Settlement]) -> tuple[dict[str, list[int]], dict[int, Settlement]]:
+    """
+    What is only to be deleted, by token, which all jobs of a claim share; and everything else, by id.
+    """
+    plain: dict[str, list[int]] = {}
+    others: dict[int, Settlement] = {}
+    for settlement in group:
+        if settlement.keyed or type(settlement.outcome) is not Complete:
+            others[settlement.id] = settlement
+        elif settlement.token in plain:
+            plain[settlement.token].append(settlement.id)
+        else:
+            plain[settlement.token] = [settlement.id]
+    return plain, others
+
+
+def _complete(connection: sa.Connection, tables: Tables, token: str, ids: list[int]) -> Sequence[int]:
+    """
+    Delete those of the rows that carry the token and that nobody has locked; their ids.
+    """
+    ids.sort()
+    fence = {"ids": ids, "token": token}
+    if server_of(connection.dialect).writes_in_with:
+        result = connection.execute(_delete_ours(tables, connection.dialect), fence)
+        return ids if result.rowcount == len(ids) else [id for (id,) in fetch_raw(result)]
+    # Nearly always all of them: not worth reading each.
+    number = connection.execute(_lock_and_count_ours(tables, connection.dialect), fence).scalar_one()
+    if number < len(ids):
+        ids = [id for (id,) in fetch_raw(connection.execute(_lock_ours(tables, connection.dialect), fence))]
+    if ids:
+        connection.execute(_delete(tables.jobs, connection.dialect), {"ids": ids})
+    return ids
+
+
+def _settle_others(connection: sa.Connection, tables: Tables, by_id: dict[int, Settlement], results: Results) -> None:
     locked = _lock(connection, tables, list(by_id))
     ours = [by_id[row.id] for row in locked if row.held and row.reserved_token == by_id[row.id].token]
     blocked = _free_keys(connection, tables, ours)
-    results.blocked |= blocked
     ours = [settlement for settlement in ours if settlement.id not in blocked]
     _apply(connection, tables, ours)
-    results.settled |= {settlement.id for settlement in ours}
-    _sort_out_others(connection, tables, by_id, results, repeated)
-    return results
+    results.blocked |= blocked
+    results.settled.update(settlement.id for settlement in ours)
 
 
 def renew(connection: sa.Connection, tables: Tables, leases: Iterable[tuple[int, str]], seconds: float) -> set[int]:
@@ -245,10 +286,13 @@ def _free_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlem
     return {id for id, name in names.items() if name in locked}
 
 
-def _sort_out_others(connection: sa.Connection, tables: Tables, by_id: dict[int, Settlement], results: Results, repeated: bool) -> None:
+def _sort_out_rest(
+    connection: sa.Connection, tables: Tables, group: Sequence[Settlement], results: Results, repeated: bool
+) -> None:
     """
     Those that could not be locked as ours: locked by somebody, stale, or settled by a try whose answer was lost.
     """
+    by_id = {settlement.id: settlement for settlement in group}
     rest = set(by_id) - results.settled - results.blocked
     if not rest:
         return
@@ -300,6 +344,31 @@ def _look(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
 @lru_cache(maxsize=256)
 def _locking_look(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
     return lock_by_primary_key(dialect, _state(tables), tables.jobs)
+
+
+def _fenced(tables: Tables, what: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    return sa.select(what).where(jobs.reserved_token == sa.bindparam("token"), jobs.reserved_until.is_not(None))
+
+
+@lru_cache(maxsize=256)
+def _lock_ours(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    return lock_by_primary_key(dialect, _fenced(tables, tables.jobs.c.id), tables.jobs)
+
+
+@lru_cache(maxsize=256)
+def _lock_and_count_ours(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    return lock_by_primary_key(dialect, _fenced(tables, sa.func.count(tables.jobs.c.id)), tables.jobs, counting=True)
+
+
+@lru_cache(maxsize=256)
+def _delete_ours(tables: Tables, dialect: sa.Dialect) -> Any:
+    """
+    Lock and delete in one statement.
+    """
+    jobs = tables.jobs.c
+    ours = _lock_ours(tables, dialect).cte("ours").prefix_with("MATERIALIZED")
+    return sa.delete(tables.jobs).where(jobs.id == ours.c.id).returning(jobs.id)
 
 
 @lru_cache(maxsize=256)

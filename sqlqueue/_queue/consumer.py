@@ -10,17 +10,16 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import DBAPIError
 
 from .._arguments import from_json
-from .._dialects import Trouble, trouble_of
+from .._dialects import Trouble, moment_of, trouble_of
 from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, company_of, put_back, taken_under
 from .._driver.lanes import Lane, find_lanes
 from .._driver.settle import (
@@ -47,6 +46,7 @@ __all__ = ["Consumer", "host_name"]
 LANES_REMEMBERED = 1.0
 SELECTIONS_REMEMBERED = 256
 DOOMED_ROUNDS = 20
+MOST_AT_ONCE = 1000
 CLEARING_TIME = 1.0
 BLOCKED_PAUSE = 1.0
 UNANSWERED = 5.0  # how long a server may be busy with a COMMIT whose connection is gone
@@ -83,7 +83,7 @@ class Consumer(Transactions):
             not_repeated: names of the jobs that have failed when their worker dies.
         """
         self.give_back()
-        asked = _Claim(limit, ahead, lease, worker, company, not_repeated)
+        asked = _Claim(limit, ahead, lease, worker, company, not_repeated, {name: place for place, name in enumerate(queues)})
         try:
             self._claim_from(self._remembered_lanes(queues), asked)
             if asked.wanted:
@@ -93,9 +93,7 @@ class Consumer(Transactions):
             # What was taken before is ours, and nobody else would run it. The trouble will show at the next claim.
             if not asked.taken:
                 raise
-        rank = {name: place for place, name in enumerate(queues)}
-        asked.taken.sort(key=lambda one: (rank[one.delivery.queue], -one.priority, one.due, one.delivery.id))
-        return [one.delivery for one in asked.taken]
+        return [one.delivery for one in sorted(asked.taken)]
 
     def give_back(self) -> None:
         """
@@ -222,30 +220,31 @@ class Consumer(Transactions):
         unfinished: list[Lane] = []
         for lane in lanes:
             now = max(asked.limit - len(asked.taken) - len(taken), 0)
+            precedence = (asked.ranks[lane.queue], -lane.priority)
             found, company, finished = self._claim_lane(connection, lane, now, terms, company)
-            taken += found
+            taken += (_Taken(precedence, row.due, row.id, delivery) for row, delivery in found)
             later = asked.wanted - len(taken)
             if finished and len(found) == now and later:
                 found, company, finished = self._claim_lane(connection, lane, later, terms, company, ahead=True)
-                taken += found
+                taken += (_Taken(precedence, row.due, row.id, delivery) for row, delivery in found)
             if not finished:
                 unfinished.append(lane)
         return taken, unfinished
 
     def _claim_lane(
         self, connection: sa.Connection, lane: Lane, limit: int, lease: Lease, company: Company, *, ahead: bool = False
-    ) -> tuple[list[_Taken], Company, bool]:
-        taken: list[_Taken] = []
+    ) -> tuple[list[tuple[ClaimedRow, Delivery]], Company, bool]:
+        taken: list[tuple[ClaimedRow, Delivery]] = []
         moved = rounds = 0
-        while wanted := min(limit - len(taken), GROUP):
+        while wanted := min(limit - len(taken), MOST_AT_ONCE):
             if rounds == DOOMED_ROUNDS or moved > GROUP:
                 return taken, company, False
             rows = claim_lane(connection, self._tables, lane, wanted, lease, company=company, ahead=ahead)
-            found, doomed = _sort(rows, lease)
+            found, doomed = _sort(rows, lane.queue, lease)
             if doomed:
                 self._move(connection, doomed, lease)
-            taken += (_Taken(delivery, lane.priority, row.available_at) for row, delivery in found)
-            company_before, company = company, company_of(((row.comes_back, row.last_attempt) for row in rows), company)
+            taken += found
+            company_before, company = company, company_of(((True, row.last_attempt) for row in rows if row.comes_back), company)
             # Rows that were passed over for the company's sake, or moved away, may hide others behind them.
             if not rows or (len(rows) < wanted and company is company_before and not doomed):
                 break
@@ -263,15 +262,15 @@ class Consumer(Transactions):
         put_back(connection, self._tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(NamedTuple):
     """
-    A delivery, and what decides its place among others.
+    A delivery behind what decides its place among others.
     """
 
+    precedence: tuple[int, int]
+    due: Any
+    id: int
     delivery: Delivery
-    priority: int
-    due: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +296,8 @@ class _Claim:
     worker: str
     company: Company
     not_repeated: frozenset[str]
+    ranks: dict[str, int]
+    """The place of each queue among those that were named."""
     taken: list[_Taken] = field(default_factory=list)
 
     @property
@@ -305,31 +306,37 @@ class _Claim:
 
     @property
     def company_now(self) -> Company:
-        return company_of(((one.delivery.reclaimed_from is not None, one.delivery.last_attempt) for one in self.taken), self.company)
+        back = (one.delivery for one in self.taken if one.delivery.reclaimed_from is not None)
+        return company_of(((True, delivery.last_attempt) for delivery in back), self.company)
 
     def terms(self) -> Lease:
         return Lease(secrets.token_hex(16), self.worker, self.lease, self.not_repeated)
 
 
-def _sort(rows: Iterable[ClaimedRow], lease: Lease) -> tuple[list[tuple[ClaimedRow, Delivery]], list[tuple[ClaimedRow, Failure]]]:
+def _sort(
+    rows: Sequence[ClaimedRow], queue: str, lease: Lease
+) -> tuple[list[tuple[ClaimedRow, Delivery]], list[tuple[ClaimedRow, Failure]]]:
     """
     What is to be run, and what is to be moved to the failed table.
     """
+    until = moment_of(rows[0].lease_until) if rows else None  # one statement, one moment
     found: list[tuple[ClaimedRow, Delivery]] = []
     doomed: list[tuple[ClaimedRow, Failure]] = []
     for row in rows:
-        failure = _doomed(row)
-        if failure is None:
+        if row.doom is None:
             try:
-                found.append((row, _delivery(row, lease)))
-                continue
+                found.append((row, _delivery(row, queue, lease, until)))
             except ArgumentError as error:
-                failure = Failure(Reason.DAMAGED, None, f"the row is damaged: {error}")
-        doomed.append((row, failure))
+                doomed.append((row, Failure(Reason.DAMAGED, None, f"the row is damaged: {error}")))
+        else:
+            doomed.append((row, _why(row)))
     return found, doomed
 
 
-def _doomed(row: ClaimedRow) -> Failure | None:
+def _why(row: ClaimedRow) -> Failure:
+    """
+    The reason why a row is not to be run.
+    """
     match row.doom:
         case "damaged":
             text = f"the row is damaged: attempts is {row.attempts} and max_attempts is {row.max_attempts}"
@@ -344,7 +351,7 @@ def _doomed(row: ClaimedRow) -> Failure | None:
         case "lost":
             text = f"worker {row.reserved_by} died or lost its lease during attempt {row.attempts}, and this job is not to be repeated then"
             return Failure(Reason.WORKER_LOST, None, text)
-    return None
+    raise AssertionError(row.doom)
 
 
 def _with_last_error(failure: Failure, error: str | None) -> Failure:
@@ -359,20 +366,20 @@ def _move_of(row: ClaimedRow, failure: Failure, lease: Lease) -> Settlement:
     return Settlement(row.id, lease.token, row.unique_key is not None, Move(failure, worker, attempts=row.attempts))
 
 
-def _delivery(row: ClaimedRow, lease: Lease) -> Delivery:
+def _delivery(row: ClaimedRow, queue: str, lease: Lease, until: Any) -> Delivery:
     return Delivery(
         id=row.id,
         name=row.name,
-        queue=row.queue,
+        queue=queue,
         payload=from_json(row.payload),
         attempt=row.attempts + 1,
         max_attempts=row.max_attempts,
         token=lease.token,
-        lease_until=row.lease_until,
+        lease_until=until,
         headers=_headers(row.headers),
-        deadline=row.deadline,
+        deadline=moment_of(row.deadline),
         unique=row.unique_key is not None,
-        reclaimed_from=(row.reserved_by or "an unknown worker") if row.reclaimed else None,
+        reclaimed_from=None if row.reserved_until is None else row.reserved_by or "an unknown worker",
     )
 
 

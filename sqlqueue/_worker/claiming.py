@@ -8,12 +8,10 @@ import contextlib
 import random
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import sqlalchemy as sa
 
 from .._dialects import database_label, server_of
-from .._job import Delivery, JobContext
 from .._queue import DEFAULT_QUEUE
 from .._version import __version__
 from .logs import log
@@ -124,21 +122,9 @@ class Claimer:
         deliveries = shift.queue.consumer.claim(
             shift.queues, limit, shift.lease, shift.name, company, ahead=ahead, not_repeated=not_repeated
         )
-        claimed = [Held(delivery, self._context(delivery), before) for delivery in deliveries]
+        claimed = [Held(delivery, before) for delivery in deliveries]
         shift.holdings.add(claimed)
         return claimed
-
-    def _context(self, delivery: Delivery) -> JobContext:
-        return JobContext(
-            id=delivery.id,
-            name=delivery.name,
-            queue=delivery.queue,
-            attempt=delivery.attempt,
-            max_attempts=delivery.max_attempts,
-            headers=delivery.headers,
-            deadline=delivery.deadline,
-            _renew=partial(self._renewer.renew_one, (delivery.id, delivery.token)),
-        )
 
     def _look_around(self, connection: sa.Connection) -> str:
         for table in self._shift.queue.tables.all:
@@ -247,7 +233,7 @@ class Claimer:
     def _hand_out(self, claimed: list[Held], meter: Meter) -> None:
         shift = self._shift
         for held in claimed:
-            if shift.asked or held.context.lost:  # while the claim was under way
+            if shift.asked or held.lost:  # while the claim was under way
                 shift.end(held, HANDED_BACK)
             else:
                 meter.started += 1

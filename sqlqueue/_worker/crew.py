@@ -94,8 +94,9 @@ class Crew:
             self._shift.die(error)
 
     def _run(self, held: Held, slot: int = 0) -> None:
-        self._shift.slots[slot] = held.started = time.monotonic()
-        self._shift.end(held, run_delivery(self._shift.queue, held.delivery, held.context, self._shift.name))
+        context = held.start(self._renewer.renew_one)
+        self._shift.slots[slot] = held.started or 0.0
+        self._shift.end(held, run_delivery(self._shift.queue, held.delivery, context, self._shift.name))
 
     def _conduct(self) -> bool:
         shift = self._shift

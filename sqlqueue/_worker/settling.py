@@ -4,6 +4,7 @@ The thread that settles.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -81,21 +82,18 @@ class Settler:
         """
         over = self._shift.over
         group = list(waiting)
-        timeout = pause * (0.75 + random.random() / 2) if waiting or not self._open_ended else None
-        while len(group) < GROUP:
-            try:
-                held = over.get(timeout=timeout) if len(group) == len(waiting) else self._get_soon()
-            except Empty:
-                break
-            if held is None:
-                self._open_ended = False
-                break
-            group.append(held)
+        with contextlib.suppress(Empty):
+            held = over.get(timeout=pause * (0.75 + random.random() / 2) if waiting or not self._open_ended else None)
+            # Asleep, not at the queue: there each job that ends would wake this thread.
+            if held is not None and over.qsize() < GROUP and (left := self._not_before - time.monotonic()) > 0:
+                time.sleep(left)
+            while held is not None:
+                group.append(held)
+                if len(group) >= GROUP:
+                    return group
+                held = over.get_nowait()
+            self._open_ended = False
         return group
-
-    def _get_soon(self) -> Held | None:
-        left = self._not_before - time.monotonic()
-        return self._shift.over.get(timeout=left) if left > 0 else self._shift.over.get_nowait()
 
     def _write(self, group: list[Held]) -> list[Held]:
         settlements = [held.settlement(held.ended) for held in group if held.ended is not None]
@@ -122,18 +120,21 @@ class Settler:
             return [again for held in group for again in self._write([held])]
         (held,) = group
         log.error("the outcome of job %d cannot be written and is given up until its lease ends: %s", held.delivery.id, first_line(error))
-        self._shift.forget(held, LOST)
+        self._shift.forget([(held, LOST)])
         return []
 
     def _note(self, group: list[Held], results: Results) -> list[Held]:
-        again = []
+        again: list[Held] = []
+        written: list[tuple[Held, str]] = []
+        spoken = {level for level in (logging.INFO, *LEVELS.values()) if job_log.speaks(level)}
         for held in group:
             delivery, ended = held.delivery, held.ended
             if ended is None or delivery.id in results.blocked:
                 again.append(held)
             elif delivery.id in results.settled:
-                _report(held, ended)
-                self._shift.forget(held, ended.status)
+                if (level := LEVELS.get(ended.status, logging.INFO)) in spoken:
+                    _report(held, ended, level)
+                written.append((held, ended.status))
             else:
                 log.warning(
                     "the outcome of job %d (%s, attempt %d) came too late: its lease had ended and it is not ours any more",
@@ -141,14 +142,12 @@ class Settler:
                     delivery.name,
                     delivery.attempt,
                 )
-                self._shift.forget(held, LOST)
+                written.append((held, LOST))
+        self._shift.forget(written)
         return again
 
 
-def _report(held: Held, ended: Ended) -> None:
-    level = LEVELS.get(ended.status, logging.INFO)
-    if not job_log.speaks(level):
-        return
+def _report(held: Held, ended: Ended, level: int) -> None:
     delivery = held.delivery
     took = "" if held.started is None else f" in {held.took:.3f} s"
     attempt = f", attempt {delivery.attempt} of {delivery.max_attempts}" if delivery.max_attempts > 1 else ""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from .._driver.claim import Company, company_of
@@ -30,7 +31,7 @@ SOON = 0.1  # seconds that a job may wait in memory
 LONG = 10.0  # longer jobs count as that long
 STUCK = 0.25  # seconds after which what waits is better handed back
 MOST_AHEAD = 1000
-MOST_UNSETTLED = 1000  # beyond that the settlements have to catch up first
+MOST_UNSETTLED = 3000  # beyond that the settlements have to catch up first
 
 
 class Bell:
@@ -98,18 +99,40 @@ class Held:
     """
 
     delivery: Delivery
-    context: JobContext
     confirmed: float
     """By the monotonic clock: when we last knew that the lease was ours."""
     started: float | None = None
     took: float = 0.0
     ended: Ended | None = None
+    lost: bool = False
+    """Another worker may have it by now."""
+    context: JobContext | None = None
+    """What its handler knows; made when it starts, as there may be thousands that wait."""
     doubtful: bool = False
     """A settlement was sent and its answer lost: it may have been applied."""
 
     @property
     def lease(self) -> tuple[int, str]:
         return self.delivery.id, self.delivery.token
+
+    def start(self, renew: Callable[[tuple[int, str]], bool]) -> JobContext:
+        """
+        It begins to run.
+        """
+        delivery = self.delivery
+        self.started = time.monotonic()
+        self.context = context = JobContext(
+            id=delivery.id,
+            name=delivery.name,
+            queue=delivery.queue,
+            attempt=delivery.attempt,
+            max_attempts=delivery.max_attempts,
+            headers=delivery.headers,
+            deadline=delivery.deadline,
+            _renew=partial(renew, self.lease),
+        )
+        context.lost = self.lost  # again: it may have been lost meanwhile
+        return context
 
     def settlement(self, ended: Ended) -> Settlement:
         return Settlement(self.delivery.id, self.delivery.token, self.delivery.unique, ended.outcome)
@@ -118,8 +141,10 @@ class Held:
         """
         Tell the handler that the job may not be ours any more.
         """
-        if not self.context.lost:
-            self.context.lost = True
+        if not self.lost:
+            self.lost = True
+            if self.context is not None:
+                self.context.lost = True
             log.warning("job %d (%s) may run elsewhere now: %s", self.delivery.id, self.delivery.name, why)
 
 
@@ -131,6 +156,7 @@ class Holdings:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._held: dict[tuple[int, str], Held] = {}
+        self._reclaimed: set[Held] = set()
         self._busy = 0
 
     def __len__(self) -> int:
@@ -155,18 +181,22 @@ class Holdings:
             for held in claimed:
                 self._held[held.lease] = held
                 self._busy += 1
+                if held.delivery.reclaimed_from is not None:
+                    self._reclaimed.add(held)
 
     def end(self, held: Held, ended: Ended) -> None:
         with self._guard:
             held.ended = ended
             self._busy -= 1
+            self._reclaimed.discard(held)
 
-    def remove(self, held: Held) -> bool:
+    def remove(self, deliveries: Iterable[Held]) -> bool:
         """
-        Forget a delivery; whether it was the last one.
+        Forget deliveries; whether these were the last ones.
         """
         with self._guard:
-            self._held.pop(held.lease, None)
+            for held in deliveries:
+                self._held.pop(held.lease, None)
             return not self._held
 
     def find(self, lease: tuple[int, str]) -> Held | None:
@@ -186,7 +216,8 @@ class Holdings:
         """
         What runs here that came from a dead worker.
         """
-        return company_of((held.delivery.reclaimed_from is not None, held.delivery.last_attempt) for held in self.running())
+        with self._guard:
+            return company_of((True, held.delivery.last_attempt) for held in self._reclaimed)
 
 
 class Pace:
@@ -351,12 +382,12 @@ class Shift:
             self.end(held, HANDED_BACK)
             number += 1
 
-    def forget(self, held: Held, status: str) -> None:
+    def forget(self, written: Sequence[tuple[Held, str]]) -> None:
         """
-        A delivery's settlement is written, or never will be.
+        The settlements of these deliveries are written, or never will be; how each has ended.
         """
-        self.counts[status] += 1
-        last = self.holdings.remove(held)
+        self.counts.update(status for _, status in written)
+        last = self.holdings.remove(held for held, _ in written)
         if last and self.limits.stop_when_empty:
             self.look_now = True
         if self.look_now or (self.behind and self.holdings.unsettled < MOST_UNSETTLED / 2):
