@@ -10,4 +10,4 @@ from sqlqueue import Queue
 def test_who_claims_from_another_queue_each_time_does_not_fill_the_memory(queue: Queue) -> None:
     for number in range(300):
         assert queue.claim(f"tenant-{number}") == []
-    assert len(queue.consumer._lanes) <= 256
+    assert len(queue.consumer._looks) <= 256

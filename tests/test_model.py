@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 
 from sqlqueue import Delivery, Pushed, Queue, StaleDelivery
 from sqlqueue._dialects import after, now
+from sqlqueue._queue.looks import Looks
 
 HOUR = 3600
 QUEUES = ("high", "low")
@@ -148,7 +149,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(queues=st.permutations(QUEUES) | st.sampled_from([[name] for name in QUEUES]), limit=st.integers(1, 4))
     def claim(self, queues: list[str], limit: int) -> None:
-        self.queue.consumer._lanes.clear()  # lanes may be remembered for a second, in which a new one is not seen
+        self.queue.consumer._looks = Looks()  # lanes may be remembered for a second, in which a new one is not seen
         order = self._order(queues)
         claimed = self.queue.claim(queues, limit=limit, lease=HOUR)
         self._check_claim(claimed, order, limit)

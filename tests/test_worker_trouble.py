@@ -125,7 +125,7 @@ def test_tables_that_are_dropped_end_the_worker(fresh_database: Database, busy: 
     if busy:
         gate.await_arrivals()
     else:
-        eventually(lambda: queue.consumer.soonest(("default",)) is None and queue.consumer._lanes)
+        eventually(lambda: queue.consumer.soonest(("default",)) is None and queue.consumer._looks)
     with engine.begin() as connection:
         for table in reversed(queue.metadata.sorted_tables):
             connection.execute(sa.schema.DropTable(table))
@@ -289,7 +289,7 @@ def test_a_pool_that_is_empty_for_a_while_is_survived(queue: Queue, database: Da
     tight.job(name="noop")(ran.set)
     queue.job(name="noop")(lambda: None)
     with working(tight) as worker:
-        eventually(lambda: tight.consumer._lanes)
+        eventually(lambda: tight.consumer._looks)
         connection = eventually(lambda: _taken_from(tight.consumer.engine))
         push(queue, "noop")
         eventually(lambda: worker._shift is not None and worker._shift.patience._since)
@@ -389,7 +389,7 @@ def test_a_server_that_crashes_at_any_moment(server: Server, queue: Queue, engin
         event.listen(queue.consumer.engine, "commit", crash)
     with working(queue) as worker:
         if stage == "idle":
-            eventually(lambda: queue.consumer._lanes)
+            eventually(lambda: queue.consumer._looks)
             instance.kill()
             crashed.set()
         assert crashed.wait(PATIENCE)

@@ -156,7 +156,7 @@ def test_an_idle_worker_whose_connections_went_dark(far: Queue, queue: Queue, ne
     for one in (far, queue):
         one.job(name="note")(ran.set)
     with working(far):
-        eventually(lambda: far.consumer._lanes)
+        eventually(lambda: far.consumer._looks)
         network.swallow()
         push(queue, "note")
         assert ran.wait(PATIENCE)
@@ -245,7 +245,7 @@ def test_a_worker_survives_a_network_that_went_dark_without_any_settings(patient
     for one in (patient, queue):
         one.job(name="note")(ran.set)
     with working(patient):
-        eventually(lambda: patient.consumer._lanes)
+        eventually(lambda: patient.consumer._looks)
         network.swallow()
         push(queue, "note")
         survived = ran.wait(60)
@@ -258,7 +258,7 @@ def test_a_worker_that_gets_no_answer_at_all_ends_loudly(patient: Queue, network
     monkeypatch.setattr(trouble, "PATIENCE", 0.5)
     worker = Worker(patient)
     worker.start()
-    eventually(lambda: patient.consumer._lanes)
+    eventually(lambda: patient.consumer._looks)
     network.swallow()
     shift = worker._shift
     assert shift is not None

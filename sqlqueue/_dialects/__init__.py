@@ -19,7 +19,7 @@ from .engines import (
 )
 from .inserts import insert_if_absent, insert_with_key
 from .producers import check_transactional, closed_when_undone
-from .rows import fetch_raw, moment_of, raw_moment
+from .rows import fetch_raw, moment_of, raw_moment, raw_parameter
 from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
 from .texts import storable
 from .trouble import Trouble, trouble_of
@@ -63,6 +63,7 @@ __all__ = [
     "open_watch",
     "producer_engine",
     "raw_moment",
+    "raw_parameter",
     "server_of",
     "storable",
     "trouble_of",

@@ -14,7 +14,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from .._tables import INNODB
 
-__all__ = ["fetch_raw", "moment_of", "raw_moment"]
+__all__ = ["fetch_raw", "moment_of", "raw_moment", "raw_parameter"]
 
 
 def fetch_raw(result: sa.CursorResult[Any]) -> Sequence[tuple[Any, ...]]:
@@ -45,6 +45,21 @@ def _(element: raw_moment, compiler: Any, **options: Any) -> str:
 @compiles(raw_moment, *INNODB)
 def _(element: raw_moment, compiler: Any, **options: Any) -> str:
     return f"CAST({compiler.process(element.clauses, **options)} AS CHAR)"
+
+
+class _Raw(sa.types.TypeEngine[Any]):
+    """
+    What the driver has handed out, and takes again as it is.
+    """
+
+    cache_ok = True
+
+
+def raw_parameter(name: str) -> sa.BindParameter[Any]:
+    """
+    A bound parameter for a `raw_moment`.
+    """
+    return sa.bindparam(name, type_=_Raw())
 
 
 def moment_of(value: Any) -> datetime | None:

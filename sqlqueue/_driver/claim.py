@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from .._dialects import Server, after, among, by_ready_index, fetch_raw, moment_of, now, raw_moment, server_of
+from .._dialects import Server, after, among, by_ready_index, fetch_raw, moment_of, now, raw_moment, raw_parameter, server_of
 from .._tables import Tables
 from .lanes import Lane, in_lane
 from .push import microseconds
@@ -111,6 +111,7 @@ def claim_lane(
     limit: int,
     lease: Lease,
     *,
+    begin: Any,
     company: Company = Company.NONE,
     ahead: bool = False,
 ) -> list[ClaimedRow]:
@@ -120,6 +121,7 @@ def claim_lane(
     Rows that may not run beside `company`, or beside each other, are left exactly as they were found.
 
     Args:
+        begin: rows that may have been claimed before this moment are not looked for: the lane's `first`, or a row's `due`.
         ahead: the rows will wait in memory. Those that the death of this process would cost more than an attempt are left.
     """
     server = server_of(connection.dialect)
@@ -127,6 +129,7 @@ def claim_lane(
         "in_queue": lane.queue,
         "in_priority": lane.priority,
         "in_fair_by": lane.fair_by,
+        "begin": begin,
         "most": limit,
         "lease": microseconds(lease.seconds),
         "reach": microseconds(lease.seconds * (1 + server.lease_grace)),
@@ -187,7 +190,7 @@ def _claim_in_one_statement(
 def _claim_in_two_statements(
     connection: sa.Connection, tables: Tables, server: Server, terms: _Terms, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
-    names = ("in_queue", "in_priority", "in_fair_by", "most", "lease", "not_repeated")
+    names = ("in_queue", "in_priority", "in_fair_by", "begin", "most", "lease", "not_repeated")
     reading = {name: parameters[name] for name in names if name in parameters}
     found = [ClaimedRow._make(row) for row in fetch_raw(connection.execute(_candidates(tables, server, terms), reading))]
     picked = _pick(found)
@@ -273,7 +276,7 @@ def _candidates(tables: Tables, server: Server, terms: _Terms) -> sa.Select[Any]
             doom.label("doom"),
             raw_moment(after(sa.bindparam("lease"))).label("lease_until"),
         )
-        .where(*in_lane(tables), jobs.available_at <= now())
+        .where(*in_lane(tables), jobs.available_at >= raw_parameter("begin"), jobs.available_at <= now())
         .order_by(jobs.available_at, jobs.id)
         .limit(sa.bindparam("most", type_=sa.Integer()))
     )

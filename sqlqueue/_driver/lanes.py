@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import by_ready_index, now, server_of
+from .._dialects import by_ready_index, moment_of, now, raw_moment, server_of
 from .._tables import Tables
 
 __all__ = ["Lane", "find_lanes", "in_lane"]
@@ -29,8 +29,10 @@ class Lane:
     queue: str
     priority: int
     fair_by: str
+    first: Any
+    """When its first row may be claimed, as the driver reads a moment."""
     due_in: float
-    """Seconds, at the time of the look, until the first of its rows may be claimed; not above 0 if one may be now."""
+    """Seconds from the time of the look until then; not above 0 if it may be claimed now."""
 
 
 def find_lanes(connection: sa.Connection, tables: Tables, queues: Sequence[str]) -> list[Lane]:
@@ -44,7 +46,7 @@ def find_lanes(connection: sa.Connection, tables: Tables, queues: Sequence[str])
     else:
         rows = _hop(connection, tables, queues)
     rank = {name: place for place, name in enumerate(queues)}
-    lanes = [Lane(row.queue, row.priority, row.fair_by, (row.next_at - row.moment).total_seconds()) for row in rows]
+    lanes = [Lane(row.queue, row.priority, row.fair_by, row.next_at, _seconds_between(row.moment, row.next_at)) for row in rows]
     return sorted(lanes, key=lambda lane: (rank[lane.queue], -lane.priority, lane.fair_by))
 
 
@@ -58,6 +60,13 @@ def in_lane(tables: Tables) -> tuple[sa.ColumnElement[bool], ...]:
         jobs.priority == sa.bindparam("in_priority"),
         jobs.fair_by == sa.bindparam("in_fair_by"),
     )
+
+
+def _seconds_between(earlier: Any, later: Any) -> float:
+    begin, end = moment_of(earlier), moment_of(later)
+    assert begin is not None
+    assert end is not None
+    return (end - begin).total_seconds()
 
 
 def _hop(connection: sa.Connection, tables: Tables, queues: Sequence[str]) -> Sequence[sa.Row[Any]]:
@@ -81,7 +90,9 @@ def _next_lane(tables: Tables) -> sa.Select[Any]:
     priority: sa.BindParameter[int] = sa.bindparam("priority")
     fair_by: sa.BindParameter[str] = sa.bindparam("fair_by")
     query = (
-        sa.select(jobs.queue, jobs.priority, jobs.fair_by, jobs.available_at.label("next_at"), now().label("moment"))
+        sa.select(
+            jobs.queue, jobs.priority, jobs.fair_by, raw_moment(jobs.available_at).label("next_at"), raw_moment(now()).label("moment")
+        )
         .where(jobs.queue == sa.bindparam("in_queue"))
         # Spelled out: InnoDB finds no range in a comparison of tuples.
         .where(sa.or_(jobs.priority > priority, sa.and_(jobs.priority == priority, jobs.fair_by > fair_by)))
@@ -98,8 +109,8 @@ def _grouped(tables: Tables) -> sa.Select[Any]:
     """
     jobs = tables.jobs.c
     lane = (jobs.queue, jobs.priority, jobs.fair_by)
-    next_at = sa.func.min(jobs.available_at, type_=jobs.available_at.type)
-    query = sa.select(*lane, next_at.label("next_at"), now().label("moment")).group_by(*lane)
+    next_at = raw_moment(sa.func.min(jobs.available_at))
+    query = sa.select(*lane, next_at.label("next_at"), raw_moment(now()).label("moment")).group_by(*lane)
     return by_ready_index(query.where(jobs.queue.in_(sa.bindparam("queues", expanding=True))), tables)
 
 
@@ -116,13 +127,13 @@ def _recursing(tables: Tables, queues: int) -> sa.Select[Any]:
     found = tables.jobs.alias("found")
     first = tables.jobs.alias("first")
     next_at = (
-        sa.select(first.c.available_at)
+        sa.select(raw_moment(first.c.available_at))
         .where(first.c.queue == found.c.queue, first.c.priority == found.c.priority, first.c.fair_by == found.c.fair_by)
         .order_by(first.c.available_at)
         .limit(1)
         .scalar_subquery()
     )
-    columns = (found.c.queue, found.c.priority, found.c.fair_by, next_at.label("next_at"), now().label("moment"))
+    columns = (found.c.queue, found.c.priority, found.c.fair_by, next_at.label("next_at"), raw_moment(now()).label("moment"))
     return sa.select(*columns).select_from(lanes.join(found, found.c.id == lanes.c.id))
 
 

@@ -286,9 +286,7 @@ def _free_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlem
     return {id for id, name in names.items() if name in locked}
 
 
-def _sort_out_rest(
-    connection: sa.Connection, tables: Tables, group: Sequence[Settlement], results: Results, repeated: bool
-) -> None:
+def _sort_out_rest(connection: sa.Connection, tables: Tables, group: Sequence[Settlement], results: Results, repeated: bool) -> None:
     """
     Those that could not be locked as ours: locked by somebody, stale, or settled by a try whose answer was lost.
     """

@@ -99,7 +99,8 @@ class Worker:
         Work until a limit, a signal or `stop()`; the exit code: 0, or 1 if a second signal or `shutdown_timeout` cut
         running jobs short.
 
-        In the main thread SIGTERM, SIGINT and SIGQUIT are caught meanwhile. After a 1 running handlers are still under
+        In the main thread SIGTERM, SIGINT and SIGQUIT are caught meanwhile, and the garbage collector leaves alone what was
+        there before. After a 1 running handlers are still under
         way in their threads: end the process with `os._exit`, so that it does not wait for them.
 
         Raises:
@@ -199,7 +200,8 @@ class Worker:
             try:
                 with signals.interrupting():
                     self.queue.registry.load()
-                clean = self._crew(shift).work()
+                with signals.process_is_ours():
+                    clean = self._crew(shift).work()
             except Interrupted:
                 clean = True
         self.summary = Summary(shift.reason or "error", time.monotonic() - began, shift.counts)
