@@ -106,6 +106,8 @@ class Producer(Protocol):
     What a job needs of its queue.
     """
 
+    @property
+    def routing(self) -> object: ...
     def push_bound(self, session: AnySession, bound: BoundJob, /) -> Pushed: ...
     async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed: ...
     def effective(self, name: str, options: RowOptions, decorated: RowOptions) -> RowOptions: ...
@@ -133,6 +135,7 @@ class Job(Generic[P, R_co]):
         self._producer = producer
         self.decorated = row
         self._row = NO_ROW_OPTIONS
+        self._resolved: tuple[object, RowOptions] | None = None
         update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -170,6 +173,7 @@ class Job(Generic[P, R_co]):
         copy: Job[P, R_co] = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy._row = RowOptions.of(options).over(self._row)
+        copy._resolved = None
         return copy
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> BoundJob:
@@ -180,7 +184,18 @@ class Job(Generic[P, R_co]):
             ArgumentError: the arguments do not fit, or JSON cannot carry them.
         """
         payload = to_json(self.signature.encode(args, kwargs))
-        return BoundJob(self.name, payload, self._producer.effective(self.name, self._row, self.decorated), self._producer)
+        return BoundJob(self.name, payload, self._effective(), self._producer)
+
+    def _effective(self) -> RowOptions:
+        """
+        The options that a push now has: resolved once, until something is routed. So jobs bound one after another share
+        the object, which `push_many` knows to use.
+        """
+        routing = self._producer.routing  # asked first: what is routed meanwhile is found next time
+        resolved = self._resolved
+        if resolved is None or resolved[0] is not routing:
+            resolved = self._resolved = (routing, self._producer.effective(self.name, self._row, self.decorated))
+        return resolved[1]
 
     def push(self, session: AnySession, /, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """

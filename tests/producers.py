@@ -5,7 +5,7 @@ What the tests of pushing share: the caller's own rows, and looks at what the li
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import sqlalchemy as sa
@@ -83,6 +83,36 @@ def statements(engine: Engine) -> Iterator[list[str]]:
     finally:
         event.remove(engine, "before_cursor_execute", executed)
         event.remove(engine, "savepoint", savepoint)
+
+
+def inserts_at_server(connection: Connection, table: sa.Table) -> Callable[[], int]:
+    """
+    How many INSERTs the server has run for this connection since: SQLAlchemy shows one statement where a driver sends one for
+    each row. On PostgreSQL `table` gets a trigger, which goes with the transaction.
+    """
+    server = server_of(connection.dialect)
+    if not server.row_locks:
+        traced: list[str] = []
+        connection.connection.driver_connection.set_trace_callback(traced.append)  # type: ignore[union-attr]
+        return lambda: sum(statement.startswith("INSERT") for statement in traced)
+    if server.snapshot_reads:
+        names = "'Com_insert', 'Com_insert_select'"
+
+        def inserts() -> int:
+            shown = connection.exec_driver_sql(f"SHOW SESSION STATUS WHERE Variable_name IN ({names})")
+            return sum(int(count) for _, count in shown)
+
+        before = inserts()
+        return lambda: inserts() - before
+    for statement in (
+        "CREATE TEMPORARY SEQUENCE inserts MINVALUE 0",
+        "CREATE FUNCTION pg_temp.count_insert() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM nextval(''pg_temp.inserts''); RETURN NULL; END'",
+        f"CREATE TRIGGER count_insert AFTER INSERT ON {table.name} FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.count_insert()",
+        "SELECT nextval('pg_temp.inserts')",
+    ):
+        connection.exec_driver_sql(statement)
+    return lambda: int(connection.exec_driver_sql("SELECT last_value FROM pg_temp.inserts").scalar_one())
 
 
 def wait_at_most(connection: Connection, seconds: int) -> Connection:

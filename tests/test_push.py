@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlqueue import ArgumentError, Job, OptionError, Queue, SqlQueueError
 from sqlqueue._dialects import server_of
-from sqlqueue._driver.push import NewJob, insert_job, insert_jobs
+from sqlqueue._driver.push import NewJob, Terms, insert_job, insert_jobs
 from tests.producers import (
     ORDERS,
     Order,
@@ -365,7 +365,7 @@ def test_an_error_of_the_database_reaches_the_caller_without_the_arguments(engin
 
 def test_a_value_that_sqlalchemy_refuses_is_not_shown(engine: Engine, queue: Queue) -> None:
     beyond = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
-    row = NewJob("default", "stranger", SECRET, 0, 1, beyond, None, None, None)
+    row = NewJob(Terms("default", "stranger", 0, 1, beyond, None, None), SECRET, None)
     with engine.connect() as connection:
         with pytest.raises(sa.exc.StatementError) as caught:
             insert_job(connection, queue.tables, row)

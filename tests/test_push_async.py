@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlmodel.ext.asyncio.session import AsyncSession as SQLModelAsyncSession
 
 from sqlqueue import ArgumentError, Job, NotTransactional, Queue
-from tests.producers import ORDERS, job_ids, key_names, make_orders, order_ids
+from tests.producers import ORDERS, inserts_at_server, job_ids, key_names, make_orders, order_ids
 from tests.servers import Database
 
 ASYNC_DRIVERS = {
@@ -127,6 +127,21 @@ async def test_a_duplicate_of_a_committed_job_is_told_by_every_driver(
             await session.execute(ORDERS.delete().where(ORDERS.c.id == 1))
 
 
+@pytest.mark.databases("postgresql", "mysql", "mariadb")
+async def test_many_jobs_are_one_insert_whatever_the_driver(
+    engines: list[AsyncEngine], engine: Engine, queue: Queue, send_invoice: Job[[int], None]
+) -> None:
+    """Jobs with the same options, and jobs whose options differ."""
+    later = [send_invoice.options(delay=delay, priority=3, deadline=60, headers={"a": "b"}) for delay in range(3)]
+    for other in engines:
+        for bound in ([send_invoice.bind(number) for number in range(90)], [job.bind(1) for job in (send_invoice, *later)] * 20):
+            async with other.connect() as connection:
+                inserts = await connection.run_sync(lambda sync: inserts_at_server(sync, queue.tables.jobs))
+                assert await queue.push_many_async(connection, bound) == len(bound)
+                assert await connection.run_sync(lambda sync: inserts()) == 1  # noqa: B023  # called before the next round
+                await connection.rollback()
+
+
 async def test_a_task_may_push_in_a_savepoint_and_take_it_back(
     engines: list[AsyncEngine], observer: Engine, queue: Queue, send_invoice: Job[[int], None]
 ) -> None:
@@ -191,7 +206,9 @@ def test_a_second_synchronous_driver_keeps_the_same_promise(
             pushed = unique.push(session, 1)
             assert unique.push(session, 1).id == pushed.id
             send_invoice.options(delay=1.5, deadline=60).push(session, 1)
-            assert queue.push_many(session, [send_invoice.bind(number) for number in range(3)]) == 3
+            assert (
+                queue.push_many(session, [send_invoice.bind(1), *(send_invoice.options(delay=n, deadline=60).bind(n) for n in (1, 2))]) == 3
+            )
             assert job_ids(observer, queue) == []
             getattr(session, ending)()
             assert len(job_ids(observer, queue)) == jobs

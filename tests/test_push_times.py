@@ -236,29 +236,3 @@ def test_without_a_deadline_or_headers_there_are_none(engine: Engine, observer: 
     assert (row["deadline"], row["headers"], row["unique_key"]) == (None, None, None)
     (delivery,) = queue.claim()
     assert (delivery.deadline, delivery.headers) == (None, {})
-
-
-@pytest.mark.databases("mysql", "mariadb")
-def test_many_jobs_are_one_statement_per_500(engine: Engine, queue: Queue, send_invoice: JobOfNumber) -> None:
-    """Counted by the server: SQLAlchemy shows one statement where a driver sends one for each row."""
-
-    def questions(connection: sa.Connection) -> int:
-        return int(connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
-
-    with engine.connect() as connection:
-        questions(connection)
-        before = questions(connection)
-        assert queue.push_many(connection, [send_invoice.bind(number) for number in range(1_250)]) == 1_250
-        sent = questions(connection) - before - 1
-        connection.rollback()
-    assert sent == 1 + 3, "the clock, and three INSERTs"
-
-
-def test_many_large_jobs_are_split_by_their_size(engine: Engine, observer: Engine, queue: Queue) -> None:
-    @queue.job(name="large")
-    def large(text: str) -> None: ...
-
-    with engine.begin() as connection, statements(engine) as sent:
-        assert queue.push_many(connection, [large.bind("x" * 300_000)] * 7) == 7
-        assert queue.push_many(connection, []) == 0
-    assert [statement.split()[0] for statement in sent] == ["SELECT", "INSERT", "INSERT", "INSERT"]

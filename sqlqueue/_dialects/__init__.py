@@ -17,7 +17,7 @@ from .engines import (
     driver_extra,
     producer_engine,
 )
-from .inserts import insert_if_absent, insert_with_key
+from .inserts import insert_if_absent, insert_rows, insert_with_key
 from .producers import check_transactional, closed_when_undone
 from .rows import fetch_raw, moment_of, raw_moment, raw_parameter
 from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
@@ -55,6 +55,7 @@ __all__ = [
     "driver_extra",
     "fetch_raw",
     "insert_if_absent",
+    "insert_rows",
     "insert_with_key",
     "lock_by_primary_key",
     "moment_of",

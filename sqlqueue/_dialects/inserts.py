@@ -1,21 +1,27 @@
 """
-Insert a row unless its primary key is taken, without spoiling the caller's transaction.
+INSERTs that every server needs told in its own way: unless the primary key is taken, together with a key, many rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.dml import ReturningInsert
+from sqlalchemy.sql.functions import FunctionElement
 
 from .._tables import INNODB
+from .server import server_of
 from .trouble import Trouble, trouble_of
 
-__all__ = ["insert_if_absent", "insert_with_key"]
+__all__ = ["insert_if_absent", "insert_rows", "insert_with_key"]
 
 
 def insert_if_absent(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
@@ -56,3 +62,84 @@ def insert_with_key(
     taken = claim.on_conflict_do_nothing().returning(keys.c.job_id).cte("taken")
     source = sa.select(taken.c.job_id, *(value.label(name) for name, value in row.items()))
     return sa.insert(table).from_select([id.name, *row], source).returning(id)
+
+
+def insert_rows(connection: sa.Connection, table: sa.Table, shared: Mapping[str, Any], listed: Mapping[str, Sequence[Any]]) -> None:
+    """
+    Write many rows in one statement; their ids follow the order of the rows.
+
+    A parameter of each column of each row costs more, in SQLAlchemy and in the driver, than the server needs for the row; and
+    some drivers turn executemany into a statement a row. So what the rows have in common is bound once, and the rest is
+    one parameter, a JSON array of rows.
+
+    Args:
+        shared: values by the names of the columns in which all rows have the same.
+        listed: of the other columns the values, row by row. All lists have one length, at least 1.
+    """
+    if server_of(connection.dialect).reads_rows:
+        text = _rows_as_json(connection.dialect, table, listed)
+        connection.execute(_insert_from_rows(table, tuple(shared), tuple(listed)), {**shared, "rows": text})
+    else:
+        rows = zip(*listed.values(), strict=True)
+        connection.execute(sa.insert(table), [{**shared, **dict(zip(listed, row, strict=True))} for row in rows])
+
+
+@lru_cache(maxsize=256)
+def _insert_from_rows(table: sa.Table, shared: tuple[str, ...], listed: tuple[str, ...]) -> sa.Insert:
+    columns = [sa.column(name, table.c[name].type) for name in listed]
+    rows = _json_rows(sa.bindparam("rows", type_=sa.Text()), *columns).table_valued(*columns).alias("listed")
+    values = [sa.bindparam(name, type_=table.c[name].type) for name in shared]
+    return sa.insert(table).from_select([*shared, *listed], sa.select(*values, *rows.c))
+
+
+def _rows_as_json(dialect: Dialect, table: sa.Table, listed: Mapping[str, Sequence[Any]]) -> str:
+    columns = (_as_stored(dialect, table.c[name], values) for name, values in listed.items())
+    # What JSON does not know is a moment: its text, which every server reads back.
+    return json.dumps(list(zip(*columns, strict=True)), default=str)
+
+
+def _as_stored(dialect: Dialect, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """
+    What a bound parameter of the column's type would hand to the driver.
+    """
+    convert = column.type.dialect_impl(dialect).bind_processor(dialect)
+    return values if convert is None else [convert(value) for value in values]
+
+
+class _json_rows(FunctionElement[Any]):
+    """
+    A parameter, and the columns that its rows have: to be selected from.
+    """
+
+    name = "sqlqueue_json_rows"
+    inherit_cache = True
+
+
+def _typed_columns(element: _json_rows, compiler: Any) -> list[tuple[int, str, str]]:
+    _, *columns = element.clauses
+    kind = compiler.dialect.type_compiler_instance.process
+    return [(place, compiler.preparer.quote(column.name), kind(column.type)) for place, column in enumerate(columns)]
+
+
+def _parameter(element: _json_rows, compiler: Any, options: dict[str, Any]) -> str:
+    (parameter, *_) = element.clauses
+    return str(compiler.process(parameter, **options))
+
+
+@compiles(_json_rows, "postgresql")
+def _(element: _json_rows, compiler: Any, **options: Any) -> str:
+    cells = ", ".join(f"CAST(value ->> {place} AS {kind}) AS {name}" for place, name, kind in _typed_columns(element, compiler))
+    return f"(SELECT {cells} FROM json_array_elements(CAST({_parameter(element, compiler, options)} AS json)))"
+
+
+@compiles(_json_rows, *INNODB)
+def _(element: _json_rows, compiler: Any, **options: Any) -> str:
+    # Without ERROR ON ERROR what does not fit the column would be NULL.
+    cells = ", ".join(f"{name} {kind} PATH '$[{place}]' ERROR ON ERROR" for place, name, kind in _typed_columns(element, compiler))
+    return f"JSON_TABLE({_parameter(element, compiler, options)}, '$[*]' COLUMNS ({cells}))"
+
+
+@compiles(_json_rows, "sqlite")
+def _(element: _json_rows, compiler: Any, **options: Any) -> str:
+    cells = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name, _ in _typed_columns(element, compiler))
+    return f"(SELECT {cells} FROM json_each({_parameter(element, compiler, options)}))"

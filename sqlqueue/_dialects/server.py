@@ -39,6 +39,8 @@ class Server:
     """A list is one parameter. Elsewhere each of its values is one, which costs time at both ends."""
     reads_lists: bool
     """A JSON array can be joined as a table; needed only where IN with a list makes a scan."""
+    reads_rows: bool
+    """A JSON array of rows can be what an INSERT writes."""
     lanes_by_recursion: bool
     """A recursive statement hops through an index, a seek a hop; elsewhere each hop is a statement."""
     snapshot_reads: bool
@@ -73,6 +75,7 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
             writes_in_with=False,
             reads_arrays=False,
             reads_lists=False,
+            reads_rows=version >= (3, 38),
             lanes_by_recursion=True,
             snapshot_reads=False,
             lease_grace=1 / 3,
@@ -80,13 +83,15 @@ def _server(name: str, is_mariadb: bool, version: tuple[Any, ...]) -> Server:
             counts_changes=True,
             poll_max=0.2,
         )
+    lists = innodb and version >= ((10, 6) if is_mariadb else (8, 0, 11))
     return Server(
         row_locks=True,
         skip_locked=version >= ((10, 6) if is_mariadb else (8, 0, 1)) if innodb else True,
         claim_in_one_statement=not innodb,
         writes_in_with=not innodb,
         reads_arrays=not innodb,
-        reads_lists=innodb and version >= ((10, 6) if is_mariadb else (8, 0, 11)),
+        reads_lists=lists,
+        reads_rows=not innodb or lists,
         lanes_by_recursion=not innodb,
         snapshot_reads=innodb,
         lease_grace=0.0,

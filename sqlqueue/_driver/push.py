@@ -14,12 +14,22 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
-from .._dialects import after, insert_if_absent, insert_with_key, now, server_of, wake_row_of, wake_sleepers, wakes_by_push
+from .._dialects import (
+    after,
+    insert_if_absent,
+    insert_rows,
+    insert_with_key,
+    now,
+    server_of,
+    wake_row_of,
+    wake_sleepers,
+    wakes_by_push,
+)
 from .._job import Pushed
 from .._tables import Tables
 from ..errors import LockTimeout
 
-__all__ = ["NewJob", "insert_job", "insert_jobs", "insert_keyed_job", "take_key"]
+__all__ = ["NewJob", "Terms", "insert_job", "insert_jobs", "insert_keyed_job", "take_key"]
 
 MANY_ROWS = 500
 MANY_BYTES = 1024 * 1024
@@ -28,19 +38,28 @@ KEY_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class NewJob:
+class Terms:
     """
-    A row to be written. Times are either aware datetimes or seconds from the push.
+    What a row says beside its arguments and its key. Times are either aware datetimes or seconds from the push.
     """
 
     queue: str
     name: str
-    payload: str
     priority: int
     max_attempts: int
     due: datetime | float
     deadline: datetime | float | None
     headers: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """
+    A row to be written. Jobs that share options share the object with their terms.
+    """
+
+    terms: Terms
+    payload: str
     key: str | None
 
 
@@ -49,7 +68,7 @@ def insert_job(connection: sa.Connection, tables: Tables, job: NewJob) -> int:
     One INSERT; the id of the new row.
     """
     wakes = wakes_by_push(connection)
-    statement = _insert(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None), wakes)
+    statement = _insert(tables, *_fixed_times(job.terms), wakes)
     with _silent_about_values():
         result = connection.execute(statement, _parameters(job))
     if wakes:
@@ -87,7 +106,7 @@ def _insert_both(connection: sa.Connection, tables: Tables, job: NewJob) -> int 
     The job and its key in one statement; None when the key is taken, perhaps by a job that is gone.
     """
     wakes = wakes_by_push(connection)
-    statement = _insert_keyed(tables, isinstance(job.due, datetime), isinstance(job.deadline, datetime | None), wakes)
+    statement = _insert_keyed(tables, *_fixed_times(job.terms), wakes)
     with _silent_about_values():
         id: int | None = connection.execute(statement, _parameters(job)).scalar_one_or_none()
     return id
@@ -112,11 +131,13 @@ def insert_jobs(connection: sa.Connection, tables: Tables, jobs: Sequence[NewJob
     """
     if not jobs:
         return 0
-    moment = _moment(connection, tables, {job.queue for job in jobs})
-    rows = [_bound_row(job, moment) for job in jobs]
-    for chunk in _chunks(rows):
+    terms = {id(job.terms): job.terms for job in jobs}  # by identity: to compare them takes longer than to write a row
+    moment = _moment(connection, tables, {one.queue for one in terms.values()})
+    values = {known_as: _bound_values(one, moment) for known_as, one in terms.items()}
+    for chunk in _chunks(jobs):
+        shared, listed = _by_column([values[id(job.terms)] for job in chunk])
         with _silent_about_values():
-            connection.execute(_insert_bound(tables), chunk)
+            insert_rows(connection, tables.jobs, shared, {**listed, "payload": [job.payload for job in chunk]})
     return len(jobs)
 
 
@@ -235,17 +256,22 @@ def _new_row(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> dict[str,
     return row | {"due_at": due, "available_at": due, "deadline": deadline, "created_at": now()}
 
 
+def _fixed_times(terms: Terms) -> tuple[bool, bool]:
+    return isinstance(terms.due, datetime), isinstance(terms.deadline, datetime | None)
+
+
 def _parameters(job: NewJob) -> dict[str, Any]:
+    terms = job.terms
     return {
-        "queue": job.queue,
-        "name": job.name,
+        "queue": terms.queue,
+        "name": terms.name,
         "payload": job.payload,
-        "priority": job.priority,
-        "max_attempts": job.max_attempts,
+        "priority": terms.priority,
+        "max_attempts": terms.max_attempts,
         "unique_key": job.key,
-        "headers": job.headers,
-        "due": job.due if isinstance(job.due, datetime) else microseconds(job.due),
-        "until": job.deadline if isinstance(job.deadline, datetime | None) else microseconds(job.deadline),
+        "headers": terms.headers,
+        "due": terms.due if isinstance(terms.due, datetime) else microseconds(terms.due),
+        "until": terms.deadline if isinstance(terms.deadline, datetime | None) else microseconds(terms.deadline),
     }
 
 
@@ -254,11 +280,6 @@ def microseconds(seconds: float) -> int:
     Seconds in the unit that the clock's arithmetic takes.
     """
     return round(seconds * MICROSECONDS)
-
-
-@lru_cache(maxsize=256)
-def _insert_bound(tables: Tables) -> sa.Insert:
-    return sa.insert(tables.jobs)
 
 
 def _moment(connection: sa.Connection, tables: Tables, queues: set[str]) -> datetime:
@@ -277,21 +298,23 @@ def _clock(tables: Tables, wakes: bool) -> sa.Select[Any]:
     return clock.add_columns(wake_sleepers(tables)) if wakes else clock
 
 
-def _bound_row(job: NewJob, moment: datetime) -> dict[str, Any]:
-    due = _instant(job.due, moment)
+def _bound_values(terms: Terms, moment: datetime) -> dict[str, Any]:
+    """
+    By the names of the columns, all that these jobs' rows have but the payload.
+    """
+    due = _instant(terms.due, moment)
     return {
-        "queue": job.queue,
-        "name": job.name,
-        "payload": job.payload,
-        "priority": job.priority,
+        "queue": terms.queue,
+        "name": terms.name,
+        "priority": terms.priority,
         "fair_by": "",
         "attempts": 0,
-        "max_attempts": job.max_attempts,
+        "max_attempts": terms.max_attempts,
         "unique_key": None,
-        "headers": job.headers,
+        "headers": terms.headers,
         "due_at": due,
         "available_at": due,
-        "deadline": None if job.deadline is None else _instant(job.deadline, moment),
+        "deadline": None if terms.deadline is None else _instant(terms.deadline, moment),
         "created_at": moment,
     }
 
@@ -300,14 +323,23 @@ def _instant(when: datetime | float, moment: datetime) -> datetime:
     return when if isinstance(when, datetime) else moment + timedelta(seconds=when)
 
 
-def _chunks(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    chunk: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        length = len(row["payload"]) + len(row["headers"] or "")
-        if chunk and (len(chunk) == MANY_ROWS or size + length > MANY_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
+def _by_column(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """
+    What all rows have in common, and of the other columns the list of their values.
+    """
+    first = rows[0]
+    different = {id(row): row for row in rows}.values()
+    varying = [name for name, value in first.items() if any(row[name] != value for row in different)]
+    shared = {name: value for name, value in first.items() if name not in varying}
+    return shared, {name: [row[name] for row in rows] for name in varying}
+
+
+def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    begin = size = 0
+    for place, job in enumerate(jobs):
+        length = len(job.payload) + len(job.terms.headers or "")
+        if place > begin and (place - begin == MANY_ROWS or size + length > MANY_BYTES):
+            yield jobs[begin:place]
+            begin, size = place, 0
         size += length
-    yield chunk
+    yield jobs[begin:]

@@ -4,7 +4,7 @@ Registering jobs and pushing them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from sqlalchemy.orm import Session
@@ -13,7 +13,7 @@ from .._arguments import check_json, to_json
 from .._backoff import Backoff, delay_after
 from .._dialects import closed_when_undone
 from .._driver import push as driver
-from .._driver.push import NewJob
+from .._driver.push import NewJob, Terms
 from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
 from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options
 from .._tables import Tables
@@ -97,6 +97,13 @@ class Producer(Configured):
         row, code = split_options(options)
         self.registry.route(job.name if isinstance(job, Job) else job, row, code)
 
+    @property
+    def routing(self) -> object:
+        """
+        Another object after every `route`.
+        """
+        return self.registry.routing
+
     def effective(self, name: str, options: RowOptions, decorated: RowOptions) -> RowOptions:
         """
         The options that a push with these would use.
@@ -107,7 +114,7 @@ class Producer(Configured):
         """
         Write one bound job in the caller's transaction.
         """
-        job = self._new_job(bound)
+        (job,) = self._new_jobs([bound])
         connection = producer_connection(session, self.tables.jobs, "push")
         with closed_when_undone(connection):
             if job.key is None:
@@ -115,7 +122,7 @@ class Producer(Configured):
             else:
                 pushed = driver.insert_keyed_job(connection, self.tables, job)
         if pushed.created:
-            self.wakes.pushed(session, connection, (job.queue,))
+            self.wakes.pushed(session, connection, (job.terms.queue,))
         return pushed
 
     async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed:
@@ -136,14 +143,14 @@ class Producer(Configured):
         Returns:
             How many were written: all but those whose unique key another job holds.
         """
-        rows = [self._new_job(bound) for bound in jobs]
+        rows = self._new_jobs(list(jobs))
         connection = producer_connection(session, self.tables.jobs, "push_many")
         keyed = sorted((row for row in rows if row.key is not None), key=lambda row: row.key or "")
         with closed_when_undone(connection):
             written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
             written += driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
         if written:
-            self.wakes.pushed(session, connection, {row.queue for row in rows})
+            self.wakes.pushed(session, connection, {row.terms.queue for row in rows})
         return written
 
     async def push_many_async(self, session: AnyAsyncSession, jobs: Iterable[BoundJob], /) -> int:
@@ -186,25 +193,29 @@ class Producer(Configured):
             check_json(value, parameter)
         return BoundJob(name, to_json(arguments), self.effective(name, RowOptions.of(options), RowOptions()), self)
 
-    def _new_job(self, bound: BoundJob) -> NewJob:
+    def _new_jobs(self, jobs: Sequence[BoundJob]) -> list[NewJob]:
+        """
+        Check them, and work out the terms of those that were bound with the same options once.
+        """
+        known: dict[tuple[str, int], Terms] = {}  # by identity: `jobs` keeps the options alive meanwhile
+        new = []
+        for bound in jobs:
+            self._check_bound(bound)
+            options = bound.options
+            place = (bound.name, id(options))
+            terms = known.get(place)
+            if terms is None:
+                terms = known[place] = _terms(bound.name, options)
+            new.append(NewJob(terms, bound.payload, bound.key))
+        return new
+
+    def _check_bound(self, bound: BoundJob) -> None:
         if not isinstance(bound, BoundJob):
             raise TypeError(f"a bound job is made with job.bind(…), not a {type(bound).__name__}")
         if len(bound.payload) > self._max_payload:
             raise ArgumentError(
                 f"payload: the arguments of {bound.name} take {len(bound.payload)} bytes as JSON, more than max_payload={self._max_payload}"
             )
-        options = bound.options
-        return NewJob(
-            queue=options.queue or DEFAULT_QUEUE,
-            name=bound.name,
-            payload=bound.payload,
-            priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
-            max_attempts=options.max_attempts or DEFAULT_ATTEMPTS,
-            due=options.available_at if options.available_at is not None else options.delay or 0.0,
-            deadline=options.deadline,
-            headers=to_json(dict(options.headers)) if options.headers else None,
-            key=bound.key,
-        )
 
     def backoff(self, name: str, attempt: int) -> float:
         """
@@ -212,3 +223,15 @@ class Producer(Configured):
         """
         policy: Backoff = self.registry.backoff(name)
         return delay_after(policy, attempt)
+
+
+def _terms(name: str, options: RowOptions) -> Terms:
+    return Terms(
+        queue=options.queue or DEFAULT_QUEUE,
+        name=name,
+        priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
+        max_attempts=options.max_attempts or DEFAULT_ATTEMPTS,
+        due=options.available_at if options.available_at is not None else options.delay or 0.0,
+        deadline=options.deadline,
+        headers=to_json(dict(options.headers)) if options.headers else None,
+    )

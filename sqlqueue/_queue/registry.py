@@ -25,6 +25,8 @@ class Registry:
         self._imports = tuple(imports)
         self._jobs: dict[str, Job[..., Any]] = {}
         self._routes: dict[str, tuple[RowOptions, CodeOptions]] = {}
+        self.routing: object = object()
+        """Another one after every route: resolved options may be remembered as long as it is the same."""
 
     def add(self, job: Job[..., Any]) -> None:
         """
@@ -52,6 +54,7 @@ class Registry:
         """
         old_row, old_code = self._routes.get(check_job_name(name), (RowOptions(), CodeOptions()))
         self._routes[name] = (row.over(old_row), code.over(old_code))
+        self.routing = object()
 
     def row_options(self, name: str, given: RowOptions, decorated: RowOptions) -> RowOptions:
         """
