@@ -17,7 +17,7 @@ from sqlqueue._arguments import contract
 from sqlqueue._dialects import server_of
 from sqlqueue._options import RowOptions
 from sqlqueue._queue import producer
-from tests.producers import inserts_at_server, job_ids, make_orders, statements
+from tests.producers import inserts_at_server, job_ids, make_orders, statements, wait_at_most
 from tests.rows import treat_server_as
 
 JobOfNumber = Job[[int], None]
@@ -180,6 +180,21 @@ def test_jobs_with_keys_are_written_one_by_one_and_all_others_together(engine: E
         assert queue.push_many(connection, [*alike(send_invoice, 700), *keyed]) == 703
         connection.rollback()
     assert len(sent) == 3 * (1 if server_of(engine.dialect).writes_in_with else 3) + 1 + 2
+
+
+@pytest.mark.databases("postgresql", "mysql", "mariadb")
+def test_many_jobs_that_are_not_committed_keep_no_other_producer_waiting(
+    engine: Engine, observer: Engine, queue: Queue, send_invoice: JobOfNumber
+) -> None:
+    """InnoDB may lock the counter of the ids for such an INSERT, but until its end only."""
+    with engine.connect() as open_one, engine.connect() as other:
+        queue.push_many(open_one, alike(send_invoice, 600))
+        wait_at_most(other, 1)
+        send_invoice.push(other, 1)
+        queue.push_many(other, of_all_kinds(send_invoice, 600))
+        other.commit()
+        open_one.rollback()
+    assert len(job_ids(observer, queue)) == 601
 
 
 # --- what is done once ------------------------------------------------------------------------------------------------
