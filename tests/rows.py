@@ -225,6 +225,11 @@ class Trap:
         self.action(connection)
 
 
+def claims_commit(queue: Queue) -> int:
+    """Which commit of a first claim is its own: where a claim locks out everybody else a look at the lanes comes before it."""
+    return 1 if server_of(queue.consumer.engine.dialect).row_locks else 2
+
+
 @contextmanager
 def at_statement(engine: Engine, trap: Trap, word: str = "") -> Iterator[Trap]:
     """Spring the trap where the driver would execute; what it raises looks like the driver's own error."""

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlqueue import Queue
 from sqlqueue._driver.settle import Return, Settlement
 from sqlqueue._job import Delivery
-from tests.rows import Trap, apply_and_lose, at_commit, failed_in, jobs_in, put, put_each, statements_of
+from tests.rows import Trap, apply_and_lose, at_commit, claims_commit, failed_in, jobs_in, put, put_each, statements_of
 
 
 def claim(queue: Queue, limit: int, ahead: int, **options: Any) -> list[int]:
@@ -130,7 +130,7 @@ def test_who_holds_it_now_is_not_disturbed(queue: Queue, observer: Engine) -> No
 
 def test_a_claim_ahead_whose_answer_was_lost_is_given_back_whole(queue: Queue, observer: Engine) -> None:
     ids = put(observer, queue, 50)
-    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=2)), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=claims_commit(queue))), pytest.raises(DBAPIError):
         claim(queue, 10, 40)
     assert claim(queue, 10, 40) == ids
     assert {row["attempts"] for row in jobs_in(observer, queue).values()} == {1}

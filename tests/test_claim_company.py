@@ -88,7 +88,7 @@ def test_the_rule_holds_from_lane_to_lane_and_from_queue_to_queue(queue: Queue, 
 
 
 def test_the_rule_holds_between_the_lanes_remembered_and_those_looked_for(queue: Queue, observer: Engine) -> None:
-    put(observer, queue)
+    put(observer, queue, due_in=-200)
     claim(queue, limit=1)
     (first,) = put_reclaimed(observer, queue, LAST)
     (second,) = put(observer, queue, priority=1, lease_in=-1, attempts=4)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Engine
 
 from sqlqueue import Queue
+from sqlqueue._queue import claims
 from sqlqueue._queue import consumer as consumers
 from sqlqueue.errors import StaleDelivery
 from tests.rows import (
@@ -210,7 +211,7 @@ def test_a_thousand_jobs_past_their_deadline_are_moved_by_one_claim(
 
 
 def test_jobs_that_must_not_run_do_not_starve_the_lanes_below(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "DOOMED_ROUNDS", 2)
+    monkeypatch.setattr(claims, "DOOMED_ROUNDS", 2)
     monkeypatch.setattr(consumers, "CLEARING_TIME", 0.0)
     put(observer, queue, 10, payload="[]", priority=5)
     good = put(observer, queue)

@@ -19,6 +19,7 @@ from tests.rows import (
     at_statement,
     can_lock_rows,
     change,
+    claims_commit,
     cut,
     expire,
     failed_in,
@@ -111,7 +112,7 @@ def test_many_lost_jobs_of_both_kinds_are_sorted_out_by_one_claim(queue: Queue, 
 def test_a_claim_that_was_applied_although_its_answer_was_lost_costs_nothing(queue: Queue, observer: Engine) -> None:
     ids = put(observer, queue, max_attempts=1) + put(observer, queue, priority=5, attempts=2)
     before = jobs_in(observer, queue)
-    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=2)) as trap, pytest.raises(DBAPIError):  # the first looks for lanes
+    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=claims_commit(queue))) as trap, pytest.raises(DBAPIError):
         queue.claim(limit=5, lease=600)
     assert trap.sprung == 1
     assert all(row["reserved_until"] is not None for row in jobs_in(observer, queue).values()), "it was applied"
@@ -122,7 +123,7 @@ def test_a_claim_that_was_applied_although_its_answer_was_lost_costs_nothing(que
 
 def test_a_claim_that_was_rolled_back_leaves_nothing_to_give_back(queue: Queue, observer: Engine) -> None:
     (id,) = put(observer, queue)
-    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=claims_commit(queue))), pytest.raises(DBAPIError):
         queue.claim()
     assert [delivery.id for delivery in queue.claim()] == [id]
     assert jobs_in(observer, queue)[id]["attempts"] == 1
@@ -142,7 +143,7 @@ def test_a_connection_that_is_lost_before_the_commit_is_nobody_s_concern(queue: 
 
 def test_a_commit_that_comes_after_its_connection_is_gone_is_noticed_too(queue: Queue, observer: Engine) -> None:
     (id,) = put(observer, queue, max_attempts=1)
-    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=claims_commit(queue))), pytest.raises(DBAPIError):
         queue.claim()
     token = queue.consumer._unanswered[0].terms.token
     queue.claim()  # looks, and finds nothing yet
@@ -155,7 +156,7 @@ def test_a_commit_that_comes_after_its_connection_is_gone_is_noticed_too(queue: 
 def test_nobody_looks_for_ever(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     put(observer, queue)
     monkeypatch.setattr(consumers, "UNANSWERED", -1.0)
-    with at_commit(queue.consumer.engine, Trap(lose, at=2)), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(lose, at=claims_commit(queue))), pytest.raises(DBAPIError):
         queue.claim()
     assert len(queue.claim()) == 1
     assert not queue.consumer._unanswered
@@ -165,7 +166,7 @@ def test_what_somebody_has_locked_is_given_back_later(queue: Queue, observer: En
     if not can_lock_rows(engine):
         pytest.skip("nothing but the whole database can be locked")
     (id,) = put(observer, queue, max_attempts=1)
-    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=2)), pytest.raises(DBAPIError):
+    with at_commit(queue.consumer.engine, Trap(apply_and_lose, at=claims_commit(queue))), pytest.raises(DBAPIError):
         queue.claim(lease=600)
     with holding(engine, lock_of(queue.tables.jobs, queue.tables.jobs.c.id == id)):
         assert queue.claim() == []

@@ -294,4 +294,5 @@ def _bound_waits_postgresql(connection: sa.Connection) -> None:
 
 def _forget_waits(connection: sa.Connection) -> None:
     # What a transaction has set for the session goes when it is rolled back.
-    connection.info.pop(_LOCK_WAIT, None)
+    if not connection.invalidated:
+        connection.info.pop(_LOCK_WAIT, None)

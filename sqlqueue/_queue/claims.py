@@ -129,23 +129,26 @@ class Taking:
         Take what may be taken, in order of precedence.
         """
         for lane in lanes:
-            now = max(self._claim.wanted_now - len(self.taken), 0)
-            finished, number = self._take_from(lane, now, ahead=False)
-            later = min(self._claim.room(len(self.taken), self.size), MOST_AT_ONCE)
-            if finished and number == now and later:
-                finished, _ = self._take_from(lane, later, ahead=True)
+            finished = self._take_from(lane, ahead=False)
+            if finished and not self._wanted(ahead=False):
+                finished = self._take_from(lane, ahead=True)
             if not finished:
                 self.unfinished.append(lane)
 
-    def _take_from(self, lane: Lane, limit: int, *, ahead: bool) -> tuple[bool, int]:
+    def _wanted(self, *, ahead: bool) -> int:
+        claim = self._claim
+        wanted = claim.room(len(self.taken), self.size) if ahead else claim.wanted_now - len(self.taken)
+        return max(0, min(wanted, MOST_AT_ONCE))
+
+    def _take_from(self, lane: Lane, *, ahead: bool) -> bool:
         """
-        Whether that is all that may be taken now, and how many were.
+        Whether that is all that may be taken now.
         """
-        number = moved = rounds = 0
+        moved = rounds = 0
         begin = self.look.beginning(lane, ahead)
-        while wanted := min(limit - number, MOST_AT_ONCE):
+        while wanted := self._wanted(ahead=ahead):
             if rounds == DOOMED_ROUNDS or moved > MOST_DOOMED:
-                return False, number
+                return False
             rows = claim_lane(self._connection, self._tables, lane, wanted, self._terms, begin=begin, company=self.company, ahead=ahead)
             doomed = self._sort(lane, rows)
             if doomed:
@@ -156,12 +159,11 @@ class Taking:
             if rows and self.company is Company.NONE:  # otherwise some may have been passed over for the company's sake
                 begin = max(row.due for row in rows)
                 self.passed.append((lane, ahead, begin))
-            number += len(rows) - len(doomed)
             # Rows that were passed over, or moved away, may hide others behind them.
             if not rows or (len(rows) < wanted and self.company is before and not doomed):
                 break
             moved, rounds = moved + len(doomed), rounds + 1
-        return True, number
+        return True
 
     def _sort(self, lane: Lane, rows: Sequence[ClaimedRow]) -> list[tuple[ClaimedRow, Failure]]:
         """
