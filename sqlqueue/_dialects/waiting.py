@@ -62,7 +62,8 @@ class Watch(Protocol):
     @property
     def connection(self) -> sa.Connection:
         """
-        In autocommit, for the register of sleepers: what is written here tells at once when the watch is lost.
+        In autocommit: for the register of sleepers, as what is written here tells at once when the watch is lost; and for
+        taking what has been announced.
         """
 
     def wait(self, timeout: float) -> bool:
@@ -71,6 +72,12 @@ class Watch(Protocol):
 
         Raises:
             WatchLost: nothing more will be heard.
+        """
+
+    def announced(self) -> list[tuple[str, int, str]]:
+        """
+        The lanes (queue, priority, fair_by) of which it has heard since the last time; none where it only knows that
+        something has changed.
         """
 
     def close(self) -> None:
@@ -109,7 +116,9 @@ def wake_row_of(tables: Tables) -> sa.ColumnElement[Any]:
 
     To announce what nobody waits for would cost a transaction that pushes a quarter of its speed.
     """
-    return sa.case((_sleeper(tables), _announcement(tables))).label("woken")
+    space = _constant("' '")
+    lane = sa.func.concat(_QUEUE, space, sa.column("priority"), space, sa.column("fair_by"))
+    return sa.case((_sleeper(tables), _announcement(tables, lane))).label("woken")
 
 
 def wake_sleepers(tables: Tables) -> sa.ScalarSelect[int]:
@@ -117,16 +126,16 @@ def wake_sleepers(tables: Tables) -> sa.ScalarSelect[int]:
     Announces, when it is committed, that there is something in each queue of the array `queues` that a sleeper watches.
     """
     pushed = sa.select(sa.func.unnest(sa.bindparam("queues", type_=sa.ARRAY(sa.Text()))).label(_QUEUE.name)).subquery("pushed")
-    return sa.select(sa.func.count(_announcement(tables))).select_from(pushed).where(_sleeper(tables)).scalar_subquery()
+    return sa.select(sa.func.count(_announcement(tables, _QUEUE))).select_from(pushed).where(_sleeper(tables)).scalar_subquery()
 
 
 _QUEUE: sa.ColumnClause[str] = sa.column("queue", sa.Text())
 """Of the row around it: SQLAlchemy knows no correlation to the table of an INSERT."""
 
 
-def _announcement(tables: Tables) -> sa.ColumnElement[Any]:
+def _announcement(tables: Tables, what: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
     # As text: what the function returns has a type that not every driver knows.
-    return sa.cast(sa.func.pg_notify(_constant(f"'{channel_of(tables)}'"), sa.cast(_QUEUE, sa.Text())), sa.Text())
+    return sa.cast(sa.func.pg_notify(_constant(f"'{channel_of(tables)}'"), sa.cast(what, sa.Text())), sa.Text())
 
 
 def _sleeper(tables: Tables) -> sa.Exists:
@@ -163,7 +172,7 @@ def channel_of(tables: Tables) -> str:
 
 class _Listening:
     """
-    LISTEN. What it hears is the name of a queue.
+    LISTEN. What it hears is the name of a queue, or of a lane.
     """
 
     by_register = True
@@ -172,6 +181,7 @@ class _Listening:
         self._queues = queues
         self._doorbell = doorbell
         self._heard = False
+        self._lanes: set[tuple[str, int, str]] = set()
         self.connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self._selector = selectors.DefaultSelector()
         self._selector.register(doorbell, selectors.EVENT_READ)
@@ -182,7 +192,10 @@ class _Listening:
             if is_behind_a_pooler(driver):
                 raise CannotWatch("a pooler stands before the server, and gives each transaction to another of its sessions")
             driver.add_notify_handler(self._hear)
-            self.connection.exec_driver_sql("SELECT set_config('lock_timeout', '5000', false)")
+            driver.prepare_threshold = 0  # all that is said here is said again and again
+            settings = {"lock_timeout": "5000", "TimeZone": "UTC", "client_encoding": "UTF8"}
+            calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+            self.connection.exec_driver_sql(f"SELECT {', '.join(calls)}")
             quoted = engine.dialect.identifier_preparer.quote_identifier(channel)
             self.connection.exec_driver_sql(f"LISTEN {quoted}")
             self.connection.commit()
@@ -216,8 +229,17 @@ class _Listening:
         """
         self._hear_of(note.payload)
 
-    def _hear_of(self, queue: str) -> None:
-        self._heard = self._heard or queue in self._queues
+    def _hear_of(self, text: str) -> None:
+        queue, *lane = text.split(" ")
+        if queue not in self._queues:
+            return
+        self._heard = True
+        if len(lane) == 2:
+            self._lanes.add((queue, int(lane[0]), lane[1]))
+
+    def announced(self) -> list[tuple[str, int, str]]:
+        lanes, self._lanes = self._lanes, set()
+        return list(lanes)
 
     def close(self) -> None:
         self._selector.close()
@@ -253,6 +275,9 @@ class _FileWatch:
             left = until - time.monotonic()
             if left <= 0 or self._selector.select(min(left, LOOK_AT_FILE)):
                 return False
+
+    def announced(self) -> list[tuple[str, int, str]]:
+        return []
 
     def _version(self) -> int:
         try:

@@ -21,8 +21,9 @@ from .._tables import Tables
 from .lanes import Lane, in_lane
 from .push import microseconds
 
-__all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "company_of", "put_back", "taken_under"]
+__all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "claim_plain", "company_of", "put_back", "taken_under"]
 
+MOST_IDS = 500
 READABLE = datetime(1000, 1, 2, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
@@ -102,6 +103,8 @@ class _Terms:
     ahead: bool
     choosy: bool
     """There are jobs that must not be run again after their worker died."""
+    plain: bool = False
+    """Only jobs that nobody has had, and that may be run."""
 
 
 def claim_lane(
@@ -125,22 +128,22 @@ def claim_lane(
         ahead: the rows will wait in memory. Those that the death of this process would cost more than an attempt are left.
     """
     server = server_of(connection.dialect)
-    parameters = {
-        "in_queue": lane.queue,
-        "in_priority": lane.priority,
-        "in_fair_by": lane.fair_by,
-        "begin": begin,
-        "most": limit,
-        "lease": microseconds(lease.seconds),
-        "reach": microseconds(lease.seconds * (1 + server.lease_grace)),
-        "worker": lease.worker,
-        "token": lease.token,
-    }
+    parameters = _parameters(server, lane, limit, lease, begin)
     if lease.not_repeated:
         parameters["not_repeated"] = sorted(lease.not_repeated)
     terms = _Terms(company, ahead, bool(lease.not_repeated))
     body = _claim_in_one_statement if server.claim_in_one_statement else _claim_in_two_statements
     return body(connection, tables, server, terms, parameters)
+
+
+def claim_plain(connection: sa.Connection, tables: Tables, lane: Lane, limit: int, lease: Lease) -> list[ClaimedRow]:
+    """
+    Take up to `limit` ready rows of the lane that nobody has had and that may be run, in one statement that needs no
+    transaction around it. For servers that can claim in one.
+    """
+    server = server_of(connection.dialect)
+    terms = _Terms(Company.NONE, ahead=False, choosy=False, plain=True)
+    return _claim_in_one_statement(connection, tables, server, terms, _parameters(server, lane, limit, lease, lane.first))
 
 
 def company_of(rows: Iterable[tuple[bool, bool]], company: Company = Company.NONE) -> Company:
@@ -181,6 +184,20 @@ def taken_under(connection: sa.Connection, tables: Tables, lanes: Iterable[Lane]
     return ids
 
 
+def _parameters(server: Server, lane: Lane, limit: int, lease: Lease, begin: Any) -> dict[str, Any]:
+    return {
+        "in_queue": lane.queue,
+        "in_priority": lane.priority,
+        "in_fair_by": lane.fair_by,
+        "begin": begin,
+        "most": limit,
+        "lease": microseconds(lease.seconds),
+        "reach": microseconds(lease.seconds * (1 + server.lease_grace)),
+        "worker": lease.worker,
+        "token": lease.token,
+    }
+
+
 def _claim_in_one_statement(
     connection: sa.Connection, tables: Tables, server: Server, terms: _Terms, parameters: dict[str, Any]
 ) -> list[ClaimedRow]:
@@ -200,8 +217,8 @@ def _claim_in_two_statements(
     doomed = [row.id for row in picked if row.doom is not None]
     taken: set[int] = set()
     for ids, started in ((starting, 1), (doomed, 0)):
-        if ids:
-            taken |= _take(connection, tables, ids, started, parameters)
+        for start in range(0, len(ids), MOST_IDS):
+            taken |= _take(connection, tables, ids[start : start + MOST_IDS], started, parameters)
     return [row for row in picked if row.id in taken]
 
 
@@ -281,7 +298,9 @@ def _candidates(tables: Tables, server: Server, terms: _Terms) -> sa.Select[Any]
         .limit(sa.bindparam("most", type_=sa.Integer()))
     )
     fresh = jobs.reserved_until.is_(None)
-    if terms.ahead:
+    if terms.plain:
+        query = query.where(fresh, doom.is_(None))
+    elif terms.ahead:
         query = query.where(sa.or_(doom.is_not(None), sa.and_(fresh, *_may_wait(jobs, terms.choosy))))
     elif terms.company is Company.RECLAIMED:
         query = query.where(sa.or_(fresh, doom.is_not(None), sa.not_(_last_attempt(jobs))))
@@ -298,7 +317,7 @@ def _claim(tables: Tables, server: Server, terms: _Terms) -> sa.Update:
     `_candidates`, `_pick` and the guarded UPDATE in one statement.
     """
     found = _candidates(tables, server, terms).cte("found").prefix_with("MATERIALIZED")
-    if terms.ahead:
+    if terms.ahead or terms.plain:
         return _take_all_of(found, tables)
     comes_back = sa.and_(found.c.reserved_until.is_not(None), found.c.doom.is_(None)).label("comes_back")
     last = _last_attempt(found.c).label("last")

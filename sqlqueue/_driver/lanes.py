@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -14,10 +15,11 @@ import sqlalchemy as sa
 from .._dialects import by_ready_index, moment_of, now, raw_moment, server_of
 from .._tables import Tables
 
-__all__ = ["Lane", "find_lanes", "in_lane"]
+__all__ = ["Lane", "announced_lane", "find_lanes", "in_lane"]
 
 HOPS = 50
 BELOW_ALL = -(2**31) - 1
+EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,16 @@ def find_lanes(connection: sa.Connection, tables: Tables, queues: Sequence[str])
         rows = connection.execute(_recursing(tables, len(queues)), {f"queue_{n}": name for n, name in enumerate(queues)}).all()
     else:
         rows = _hop(connection, tables, queues)
-    rank = {name: place for place, name in enumerate(queues)}
     lanes = [Lane(row.queue, row.priority, row.fair_by, row.next_at, _seconds_between(row.moment, row.next_at)) for row in rows]
+    rank = {name: place for place, name in enumerate(queues)}
     return sorted(lanes, key=lambda lane: (rank[lane.queue], -lane.priority, lane.fair_by))
+
+
+def announced_lane(queue: str, priority: int, fair_by: str) -> Lane:
+    """
+    A lane that nobody has looked at, in which something is due.
+    """
+    return Lane(queue, priority, fair_by, EVER, 0.0)
 
 
 def in_lane(tables: Tables) -> tuple[sa.ColumnElement[bool], ...]:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from .._arguments import from_json
 from .._dialects import moment_of
-from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, company_of, put_back
+from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, claim_plain, company_of, put_back
 from .._driver.lanes import Lane
 from .._driver.settle import Move, Settlement, failed_already, last_errors, move_to_failed
 from .._failure import Failure, Reason
@@ -23,6 +23,9 @@ from ..errors import ArgumentError
 from .looks import Look
 
 __all__ = ["Claim", "Taking"]
+
+Doomed = list[tuple[ClaimedRow, Failure]]
+"""What must not run, and why."""
 
 MOST_AT_ONCE = 1000
 MOST_BYTES = 16 * 2**20  # of payloads that wait in memory
@@ -152,7 +155,7 @@ class Taking:
             rows = claim_lane(self._connection, self._tables, lane, wanted, self._terms, begin=begin, company=self.company, ahead=ahead)
             doomed = self._sort(lane, rows)
             if doomed:
-                self._move(doomed)
+                self.move(doomed)
             before = self.company
             if not ahead:  # where none that comes back from a dead worker is
                 self.company = company_of(((True, row.last_attempt) for row in rows if row.comes_back), before)
@@ -165,11 +168,31 @@ class Taking:
             moved, rounds = moved + len(doomed), rounds + 1
         return True
 
-    def _sort(self, lane: Lane, rows: Sequence[ClaimedRow]) -> list[tuple[ClaimedRow, Failure]]:
+    def take_plain_from(self, lane: Lane) -> Doomed:
+        """
+        Take what is easily taken, in one statement; what has to be moved to the failed table is returned.
+        """
+        return self._sort(lane, claim_plain(self._connection, self._tables, lane, self._wanted(ahead=False), self._terms))
+
+    def move(self, doomed: Doomed) -> None:
+        """
+        Move what must not run to the failed table.
+        """
+        connection, tables = self._connection, self._tables
+        ids = [row.id for row, _ in doomed]
+        errors = last_errors(connection, tables, ids)
+        # An id that has come twice, after somebody has reset the counter: an error here would stop every worker in turn.
+        there = failed_already(connection, tables, ids)
+        moving = ((row, _with_last_error(failure, errors.get(row.id))) for row, failure in doomed if row.id not in there)
+        moved = move_to_failed(connection, tables, [_move_of(row, failure, self._terms) for row, failure in moving])
+        # The others stay: a duplicate push holds their key. Under our lease they would look like jobs that we died of.
+        put_back(connection, tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
+
+    def _sort(self, lane: Lane, rows: Sequence[ClaimedRow]) -> Doomed:
         """
         Keep what is to be run; what is to be moved to the failed table is returned.
         """
-        doomed: list[tuple[ClaimedRow, Failure]] = []
+        doomed: Doomed = []
         precedence = (self._claim.queues.index(lane.queue), -lane.priority)
         until = moment_of(rows[0].lease_until) if rows else None  # one statement, one moment
         for row in rows:
@@ -184,17 +207,6 @@ class Taking:
             else:
                 doomed.append((row, _why(row)))
         return doomed
-
-    def _move(self, doomed: Sequence[tuple[ClaimedRow, Failure]]) -> None:
-        connection, tables = self._connection, self._tables
-        ids = [row.id for row, _ in doomed]
-        errors = last_errors(connection, tables, ids)
-        # An id that has come twice, after somebody has reset the counter: an error here would stop every worker in turn.
-        there = failed_already(connection, tables, ids)
-        moving = ((row, _with_last_error(failure, errors.get(row.id))) for row, failure in doomed if row.id not in there)
-        moved = move_to_failed(connection, tables, [_move_of(row, failure, self._terms) for row, failure in moving])
-        # The others stay: a duplicate push holds their key. Under our lease they would look like jobs that we died of.
-        put_back(connection, tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
 
 
 def _why(row: ClaimedRow) -> Failure:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .._dialects import Trouble, server_of, trouble_of
 from .._driver.claim import Company, Lease, taken_under
-from .._driver.lanes import Lane, find_lanes
+from .._driver.lanes import Lane, announced_lane, find_lanes
 from .._driver.settle import GROUP, Results, Return, Settlement, lost_leases, renew, settle
 from .._job import Delivery
 from .._tables import Tables
@@ -75,6 +75,31 @@ class Consumer(Transactions):
             # What was taken before is ours, and nobody else would run it. The trouble will show at the next claim.
             if not claim.taken:
                 raise
+        return claim.deliveries()
+
+    def claim_announced(
+        self, connection: sa.Connection, lane: tuple[str, int, str], limit: int, lease: float, worker: str
+    ) -> list[Delivery]:
+        """
+        Take up to `limit` jobs of a lane in which a push has announced itself, in one statement on a connection that is in
+        autocommit. What is not easily taken is left to `claim`.
+        """
+        at = announced_lane(*lane)
+        claim = Claim((at.queue,), limit, 0, lease, worker, Company.NONE, frozenset())
+        terms = claim.terms()
+        taking = Taking(connection, self._tables, Look(time.monotonic(), 0.0, [at]), claim, terms)
+        try:
+            doomed = taking.take_plain_from(at)
+        except DBAPIError as error:
+            trouble = trouble_of(error)
+            if trouble is Trouble.LOST:
+                self._unanswered.append(_Unanswered(terms, [at], time.monotonic() + UNANSWERED))
+            if trouble is not Trouble.CONFLICT:
+                raise
+            return []
+        claim.take(taking)
+        if doomed:
+            self.write(lambda connection: Taking(connection, self._tables, taking.look, claim, terms).move(doomed))
         return claim.deliveries()
 
     def give_back(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from .._dialects import database_label, server_of
+from .._job import Delivery
 from .._queue import DEFAULT_QUEUE
 from .._version import __version__
 from .logs import log
@@ -32,6 +33,7 @@ IN_VAIN_PAUSE, LONGEST_IN_VAIN_PAUSE = 0.005, 0.05
 LONGEST_TROUBLE_PAUSE = 5.0
 LONGEST_LINGER = 0.05
 STALL_TICK = 0.1
+MOST_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,21 @@ class Claimer:
         deliveries = shift.queue.consumer.claim(
             shift.queues, limit, shift.lease, shift.name, company, ahead=ahead, not_repeated=not_repeated
         )
+        return self._hold(deliveries, before)
+
+    def _claim_announced(self, limit: int) -> list[Held]:
+        """
+        Take what somebody has just pushed without looking around first: whoever slept has missed nothing.
+        """
+        lanes = self._waking.announced()
+        if len(lanes) != 1 or not limit:
+            return []
+        before = time.monotonic()
+        return self._hold(self._waking.claim_at(lanes[0], limit), before)
+
+    def _hold(self, deliveries: list[Delivery], before: float) -> list[Held]:
         claimed = [Held(delivery, before) for delivery in deliveries]
-        shift.holdings.add(claimed)
+        self._shift.holdings.add(claimed)
         return claimed
 
     def _look_around(self, connection: sa.Connection) -> str:
@@ -173,7 +188,7 @@ class Claimer:
         waiting = max(busy - shift.concurrency, 0)
         # Half of them have to go before more come: fewer, larger claims.
         ahead = target - waiting if 2 * waiting <= target else 0
-        return _Room(busy, min(free, meter.jobs_left), max(min(ahead, meter.jobs_left - free), 0), target)
+        return _Room(busy, min(free, meter.jobs_left), max(min(ahead, MOST_AT_ONCE, meter.jobs_left - free), 0), target)
 
     def _is_time_to_look(self, room: _Room) -> bool:
         if time.monotonic() >= self._next_look:
@@ -204,7 +219,7 @@ class Claimer:
         began = time.monotonic()
         try:
             with shift.patience.asking():
-                claimed = self.claim(room.free, room.ahead)
+                claimed = self._claim_announced(room.free) or self.claim(room.free, room.ahead)
                 empty = not claimed and shift.limits.stop_when_empty and self._nothing_is_left()
         except TROUBLE as error:
             shift.patience.bear(error)

@@ -30,7 +30,7 @@ HANDED_BACK = Ended(Status.RETURNED, Return(), "not started")
 SOON = 0.1  # seconds that a job may wait in memory
 LONG = 10.0  # longer jobs count as that long
 STUCK = 0.25  # seconds after which what waits is better handed back
-MOST_AHEAD = 1000
+MOST_AHEAD = 3000
 MOST_UNSETTLED = 3000  # beyond that the settlements have to catch up first
 
 

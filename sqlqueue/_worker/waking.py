@@ -9,6 +9,7 @@ import time
 
 from .._dialects import CannotWatch, Watch, WatchLost, open_watch
 from .._driver.sleepers import note_worker, strike_dead_workers, strike_worker
+from .._job import Delivery
 from .logs import log
 from .shift import Shift
 from .trouble import first_line
@@ -80,6 +81,25 @@ class Waking:
         except WatchLost as error:
             self._lose(error)
             return True
+
+    def announced(self) -> list[tuple[str, int, str]]:
+        """
+        The lanes in which pushes have announced themselves since the last time, as far as that is known.
+        """
+        return [] if self._watch is None else self._watch.announced()
+
+    def claim_at(self, lane: tuple[str, int, str], limit: int) -> list[Delivery]:
+        """
+        Take what has been announced in a lane, on the connection that has heard of it.
+        """
+        watch, shift = self._watch, self._shift
+        if watch is None:
+            return []
+        try:
+            return shift.queue.consumer.claim_announced(watch.connection, lane, limit, shift.lease, shift.name)
+        except Exception as error:
+            self._lose(error)
+            return []
 
     def close(self) -> None:
         """
