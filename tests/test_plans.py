@@ -122,7 +122,8 @@ def metering(crowd: Crowd) -> Iterator[list[Reading]]:
             if meter is None:
                 driver.cursor().execute("FLUSH STATUS")
             else:
-                readings.append(meter(driver, statement, parameters))
+                # What is sent for many rows is the same for each of them.
+                readings.append(meter(driver, statement, parameters[0] if isinstance(parameters, list) else parameters))
 
     def afterwards(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
         if meter is None and not statement.startswith(PREPARING):

@@ -125,11 +125,8 @@ def among(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[b
     """
     Whether the column's value is in the parameter `ids`, a list of at most 500.
     """
-    server = server_of(dialect)
-    if server.reads_arrays:
+    if server_of(dialect).reads_arrays:
         return column == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(column.type)))
-    if server.reads_rows and not server.row_locks:
-        return column.in_(sa.select(sa.func.json_each(_json_ids()).table_valued("value").c.value))
     # Numbers are written into the statement: a parameter each takes longer than all that the server does with it.
     return column.in_(sa.bindparam("ids", expanding=True, literal_execute=isinstance(column.type, sa.BigInteger)))
 

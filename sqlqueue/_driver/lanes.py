@@ -18,7 +18,6 @@ from .._tables import Tables
 __all__ = ["Lane", "announced_lane", "find_lanes", "in_lane"]
 
 HOPS = 50
-BELOW_ALL = -(2**31) - 1
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -80,17 +79,32 @@ def _seconds_between(earlier: Any, later: Any) -> float:
 
 def _hop(connection: sa.Connection, tables: Tables, queues: Sequence[str]) -> Sequence[sa.Row[Any]]:
     """
-    An index seek a lane, each in a statement of its own; all in one statement when there turn out to be very many.
+    An index seek a lane: the first ones in one statement, so that empty queues cost no more; of the others each in a
+    statement of its own, or all in one when there turn out to be very many.
     """
-    found: list[sa.Row[Any]] = []
-    for queue in queues:
-        here = {"in_queue": queue, "priority": BELOW_ALL, "fair_by": ""}
-        while row := connection.execute(_next_lane(tables), here).one_or_none():
+    first: list[sa.Row[Any]] = []
+    for start in range(0, len(queues), HOPS):
+        names = {f"queue_{n}": name for n, name in enumerate(queues[start : start + HOPS])}
+        first += connection.execute(_first_lanes(tables, len(names)), names).all()
+    found = list(first)
+    for row in first:
+        last = row
+        while there := connection.execute(_next_lane(tables), _place(last)).one_or_none():
             if len(found) == HOPS:
                 return connection.execute(_grouped(tables), {"queues": list(queues)}).all()
-            found.append(row)
-            here |= {"priority": row.priority, "fair_by": row.fair_by}
+            found.append(there)
+            last = there
     return found
+
+
+def _place(lane: sa.Row[Any]) -> dict[str, Any]:
+    return {"in_queue": lane.queue, "priority": lane.priority, "fair_by": lane.fair_by}
+
+
+@lru_cache(maxsize=256)
+def _first_lanes(tables: Tables, queues: int) -> sa.Select[Any] | sa.CompoundSelect[Any]:
+    parts = [_lanes_in_order(tables, sa.bindparam(f"queue_{number}")) for number in range(queues)]
+    return sa.union_all(*parts) if queues > 1 else parts[0]
 
 
 @lru_cache(maxsize=256)
@@ -98,16 +112,15 @@ def _next_lane(tables: Tables) -> sa.Select[Any]:
     jobs = tables.jobs.c
     priority: sa.BindParameter[int] = sa.bindparam("priority")
     fair_by: sa.BindParameter[str] = sa.bindparam("fair_by")
-    query = (
-        sa.select(
-            jobs.queue, jobs.priority, jobs.fair_by, raw_moment(jobs.available_at).label("next_at"), raw_moment(now()).label("moment")
-        )
-        .where(jobs.queue == sa.bindparam("in_queue"))
-        # Spelled out: InnoDB finds no range in a comparison of tuples.
-        .where(sa.or_(jobs.priority > priority, sa.and_(jobs.priority == priority, jobs.fair_by > fair_by)))
-        .order_by(jobs.priority, jobs.fair_by, jobs.available_at)
-        .limit(1)
-    )
+    # Spelled out: InnoDB finds no range in a comparison of tuples.
+    behind = sa.or_(jobs.priority > priority, sa.and_(jobs.priority == priority, jobs.fair_by > fair_by))
+    return _lanes_in_order(tables, sa.bindparam("in_queue")).where(behind)
+
+
+def _lanes_in_order(tables: Tables, queue: sa.BindParameter[str]) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    columns = (jobs.queue, jobs.priority, jobs.fair_by, raw_moment(jobs.available_at).label("next_at"), raw_moment(now()).label("moment"))
+    query = sa.select(*columns).where(jobs.queue == queue).order_by(jobs.priority, jobs.fair_by, jobs.available_at).limit(1)
     return by_ready_index(query, tables)
 
 

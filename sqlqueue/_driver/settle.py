@@ -244,6 +244,8 @@ def free_keys(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> 
 def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> None:
     leaving: list[int] = []
     returning: list[int] = []
+    released: list[dict[str, Any]] = []
+    moved: list[dict[str, Any]] = []
     for settlement in ours:
         match settlement.outcome:
             case Complete():
@@ -251,10 +253,14 @@ def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]
             case Return():
                 returning.append(settlement.id)
             case Release() as release:
-                connection.execute(_release(tables), _release_values(connection, settlement.id, release))
+                released.append(_release_values(connection, settlement.id, release))
             case Move() as move:
-                connection.execute(_copy_to_failed(tables), _failed_values(connection, settlement.id, move))
+                moved.append(_failed_values(connection, settlement.id, move))
                 leaving.append(settlement.id)
+    if released:
+        connection.execute(_release(tables), released)
+    if moved:
+        connection.execute(_copy_to_failed(tables), moved)
     if returning:
         connection.execute(_return(tables, connection.dialect), {"ids": sorted(returning)})
     if leaving:
