@@ -30,7 +30,7 @@ from .rounds import Sizes, run_rounds
 from .servers import BenchServers
 
 RESULTS = Path(__file__).parent / "results"
-WORKLOADS = ("W1", "W3", "W4", "W5", "W6", "W7")
+WORKLOADS = ("W1", "W3", "W3t", "W4", "W5", "W6", "W7")
 PROC = Path("/proc/self/stat")  # where Linux counts the CPU time of a process
 ORDER = ("postgresql", "mysql", "mariadb", "sqlite")
 DISK = "each commit waits for the disk"
@@ -46,7 +46,7 @@ class Bench:
         exit.callback(self.servers.close)
         self.figures = Figures()
         self.workloads = frozenset(asked.workload or WORKLOADS)
-        self.sizes = Sizes(asked.runs, asked.jobs, asked.pushes, self.workloads)
+        self.sizes = Sizes(asked.runs, asked.jobs, asked.pushes, asked.writing, self.workloads)
         self.peers, missing = ({}, {}) if asked.no_peers else installable()
         self.sleepers: list[Sleeper] = []
         self.products: dict[str, str] = {}
@@ -143,6 +143,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="this workload (W2 is the filling of W3); repeatable")
     parser.add_argument("--runs", type=int, default=5, help="rounds, of which the median is taken (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=10_000, help="jobs that the fast contestants drain (default: %(default)s)")
+    parser.add_argument("--writing", type=int, default=2_000, help="jobs that write a row each in W3t (default: %(default)s)")
     parser.add_argument("--pushes", type=int, default=400, help="jobs that are pushed one by one (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="the large backlog of W5 (default: %(default)s)")
     parser.add_argument("--passing", type=int, default=50_000, help="jobs that pass in W7 (default: %(default)s)")

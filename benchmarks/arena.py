@@ -40,6 +40,7 @@ class Entry:
     pushes: bool = True  # another entry with other settings has pushed already
     waits: bool = True  # takes part in the measuring of latency
     processes: tuple[int, ...] = (1, 2)  # how many workers it drains with
+    writes: bool = False  # takes part where jobs write
 
     @property
     def short(self) -> str:
@@ -48,8 +49,8 @@ class Entry:
 
 
 ENTRIES = (
-    Entry(OURS, "ours", EVERYWHERE, processes=(1, 2, 4)),
-    Entry(RAW, "by_hand", EVERYWHERE, {"group": 100}, processes=(1,)),
+    Entry(OURS, "ours", EVERYWHERE, processes=(1, 2, 4), writes=True),
+    Entry(RAW, "by_hand", EVERYWHERE, {"group": 100}, processes=(1,), writes=True),
     Entry(RAW_LARGE, "by_hand", EVERYWHERE, {"group": 1000}, pushes=False, waits=False, processes=(1, 2, 4)),
     Entry(CORE, "core", EVERYWHERE, {"group": 100}, waits=False),
     Entry("pgqueuer, groups of 500", "peer_pgqueuer", POSTGRESQL, {"group": 500}, "pgqueuer", 0.6, processes=(1, 2, 4)),
@@ -114,12 +115,12 @@ class Contestant:
             raise RuntimeError(f"{self.entry.label}, {method}:\n{answer['error']}")
         return answer["result"]
 
-    def start(self, processes: int) -> Reader:
+    def start(self, processes: int, work: str = "work") -> Reader:
         """Start workers; the stamps that they are going to write."""
         self.runs += 1
         self.run = self.folder / str(self.runs)
         self.run.mkdir()
-        self.pids = self.ask("start", str(self.run), processes)
+        self.pids = self.ask("start", str(self.run), processes, work)
         return Reader(self.run)
 
     def stop(self) -> None:

@@ -10,8 +10,10 @@ from functools import partial
 
 from .arena import Contestant, Entry
 from .figures import Figures
+from .stamps import Reader
 
 W1, W2, W4 = "W1 push with a business row", "W2 bulk push", "W4 latency when idle"
+W3T = "W3t drain, each job writes a row"
 LEAST = 200  # jobs, however slow a contestant is
 PACED = 15
 
@@ -21,6 +23,7 @@ class Sizes:
     runs: int
     jobs: int
     pushes: int
+    writing: int
     workloads: frozenset[str]
     processes: tuple[int, ...] = (1, 2, 4)
 
@@ -41,6 +44,8 @@ def run_rounds(database: str, contestants: Sequence[Contestant], sizes: Sizes, f
                 lambda entry, count=processes: count in entry.processes,
                 partial(drain, database=database, most=sizes.jobs, processes=processes, figures=figures),
             )
+        if "W3t" in sizes.workloads:
+            each(turns, lambda entry: entry.writes, partial(drain_writing, database=database, most=sizes.writing, figures=figures))
         if "W4" in sizes.workloads:
             each(turns, lambda entry: entry.waits, partial(wake, database=database, figures=figures))
         turns = [*turns[1:], *turns[:1]]
@@ -73,7 +78,18 @@ def drain(one: Contestant, database: str, most: int, processes: int, figures: Fi
     took = one.ask("push_bulk", jobs)
     if processes == 1 and one.entry.pushes:
         figures.add(database, W2, one.entry.short, "jobs/s", jobs / took)
-    stamps = one.start(processes)
+    figures.add(database, w3(processes), one.entry.label, "jobs/s", jobs / emptied(one, jobs, one.start(processes)))
+
+
+def drain_writing(one: Contestant, database: str, most: int, figures: Figures) -> None:
+    """Each job commits a business row together with its own completion; one process, four at once."""
+    one.ask("clear")
+    one.ask("push_bulk", most)
+    figures.add(database, W3T, one.entry.short, "jobs/s", most / emptied(one, most, one.start(1, "work_writing")))
+
+
+def emptied(one: Contestant, jobs: int, stamps: Reader) -> float:
+    """The seconds that the workers take which have just been started."""
     flag = one.run / "started"
     one.send("watch", str(flag), 120)
     try:
@@ -84,7 +100,7 @@ def drain(one: Contestant, database: str, most: int, processes: int, figures: Fi
         one.stop()
     if len({number for number, _ in stamps.found}) != jobs or len(stamps.found) != jobs:
         raise RuntimeError(f"{one.entry.label}: {len(stamps.found)} starts of {jobs} jobs")
-    figures.add(database, w3(processes), one.entry.label, "jobs/s", jobs / (empty - min(moment for _, moment in stamps.found)))
+    return float(empty - min(moment for _, moment in stamps.found))
 
 
 def wake(one: Contestant, database: str, figures: Figures) -> None:

@@ -10,8 +10,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from ._backoff import seconds
 from ._driver.settle import Complete, Move, Outcome
@@ -19,6 +22,7 @@ from ._driver.settle import Release as ReleaseRow
 from ._failure import Failure, Reason, one_line
 from ._job import Delivery, Discard, Fail, Job, JobContext, Release, running
 from ._queue import Queue
+from ._queue.handler_sessions import NotStarted, run_in_session
 
 __all__ = ["Ended", "Status", "run_delivery"]
 
@@ -45,9 +49,13 @@ class Ended:
     status: Status
     outcome: Outcome
     note: str = ""
+    committed: bool = False
+    """The handler's own transaction has written it."""
 
 
 DONE = Ended(Status.DONE, Complete())
+DONE_AND_COMMITTED = Ended(Status.DONE, Complete(), committed=True)
+NOT_STARTED_DELAY = 1.0
 OUTCOMES = (Release, Fail, Discard)
 UNFINISHED = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
@@ -62,18 +70,27 @@ def run_delivery(queue: Queue, delivery: Delivery, context: JobContext, worker: 
         secrets = _secrets(job, delivery.payload)
         arguments = job.signature.decode(delivery.payload)
         secrets += _secrets(job, arguments)
-        # A copy: context variables that a handler sets must not reach the next job of this thread.
-        result = contextvars.copy_context().run(_call, job, context, arguments)
-        if result is not None:
-            _raise_outcome(result)
+        call = partial(_run, job, context, arguments)
+        if job.signature.session_type is not None:
+            run_in_session(queue, delivery, context, job.signature.session_type, call)
+            return DONE_AND_COMMITTED
+        call()
     except BaseException as error:  # sys.exit() and KeyboardInterrupt of a handler end the job, not the worker
         return _judge(queue, delivery, worker, error, secrets)
     return DONE
 
 
-def _call(job: Job[..., Any], context: JobContext, arguments: Mapping[str, Any]) -> Any:
+def _run(job: Job[..., Any], context: JobContext, arguments: Mapping[str, Any], *session: Session) -> None:
+    leading = (context, *session) if job.signature.takes_context else session
+    # A copy: context variables that a handler sets must not reach the next job of this thread.
+    result = contextvars.copy_context().run(_call, job, context, leading, arguments)
+    if result is not None:
+        _raise_outcome(result)
+
+
+def _call(job: Job[..., Any], context: JobContext, leading: tuple[Any, ...], arguments: Mapping[str, Any]) -> Any:
     with running(context):
-        return job.function(context, **arguments) if job.signature.takes_context else job.function(**arguments)
+        return job.function(*leading, **arguments)
 
 
 def _raise_outcome(result: object) -> None:
@@ -97,6 +114,9 @@ def _judge(queue: Queue, delivery: Delivery, worker: str, error: BaseException, 
         with contextlib.suppress(BaseException):  # a delay that somebody spoilt after it was checked is a failure like any other
             delay = seconds(error.delay, "delay")  # type: ignore[attr-defined]
             return Ended(Status.RELEASED, ReleaseRow(delay, None), f"due again in {delay:g} s")
+    if issubclass(kind, NotStarted):
+        note = f"again in {NOT_STARTED_DELAY:g} s, there was no transaction for it: {one_line(str(error))}"
+        return Ended(Status.RETRYING, ReleaseRow(NOT_STARTED_DELAY, None), note)
     if issubclass(kind, Fail):
         failure = Failure.from_exception(error, Reason.FAILED_BY_JOB, secrets)
         return Ended(Status.FAILED, Move(failure, worker), one_line(failure.message))

@@ -20,9 +20,12 @@ from .errors import RegistrationError
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from sqlalchemy.orm import Session
+
     from ._queue.sessions import AnyAsyncSession, AnySession
 
 P = ParamSpec("P")
+S = TypeVar("S", bound="Session")
 R_co = TypeVar("R_co", covariant=True)
 JSON = Any
 
@@ -32,7 +35,8 @@ JSON = Any
 
 class Release(Exception):
     """
-    Raise it (or return it) to put the job back on the queue without costing an attempt.
+    Raise it (or return it) to put the job back on the queue without costing an attempt. What a transactional handler has written
+    is rolled back.
 
     Args:
         delay: seconds or a timedelta until it is due again.
@@ -45,7 +49,8 @@ class Release(Exception):
 
 class Fail(Exception):
     """
-    Raise it (or return it) to move the job to the failed table now, whatever attempts are left.
+    Raise it (or return it) to move the job to the failed table now, whatever attempts are left. What a transactional handler has
+    written is rolled back.
     """
 
     def __init__(self, reason: str = "failed by its handler") -> None:
@@ -54,7 +59,7 @@ class Fail(Exception):
 
 class Discard(Exception):
     """
-    Raise it (or return it) to delete the job: neither done nor failed.
+    Raise it (or return it) to delete the job: neither done nor failed. What a transactional handler has written is rolled back.
     """
 
 
@@ -115,7 +120,8 @@ class Producer(Protocol):
 
 class Job(Generic[P, R_co]):
     """
-    A registered function. Calling it runs the function here and now; `push` asks for a run by a worker.
+    A registered function. Calling it runs the function here and now; `push` asks for a run by a worker. The session of a
+    transactional handler is the caller's then, and nothing is committed.
 
     Example:
         ```python
@@ -219,9 +225,13 @@ class Job(Generic[P, R_co]):
 
 class JobDecorator(Protocol):
     """
-    `@queue.job(…)`: takes the leading context off the parameters that a push is checked against.
+    `@queue.job(…)`: takes a leading context and session off the parameters that a push is checked against.
     """
 
+    @overload
+    def __call__(self, function: Callable[Concatenate[JobContext, S, P], R_co], /) -> Job[P, R_co]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S, P], R_co], /) -> Job[P, R_co]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[JobContext, P], R_co], /) -> Job[P, R_co]: ...
     @overload
@@ -275,6 +285,10 @@ def _cannot_renew() -> NoReturn:
     raise RuntimeError("this job does not run under a lease: it was called directly")
 
 
+def _is_not_locked() -> bool:
+    return False
+
+
 @dataclass(slots=True, kw_only=True)
 class JobContext:
     """
@@ -291,12 +305,14 @@ class JobContext:
     lost: bool = False
     """True once the lease is known or feared to be gone: stop, your result may be refused."""
     _renew: Callable[[], bool] = field(default=_cannot_renew, repr=False)
+    _locked: Callable[[], bool] = field(default=_is_not_locked, repr=False)
+    """Whether the transaction of the handler holds the job's row: then nobody else can take it, whatever the lease says."""
 
     def renew(self) -> bool:
         """
         Extend the lease now, beyond what the worker does by itself. False: the job is not ours any more, stop.
         """
-        return self._renew()
+        return self._locked() or self._renew()
 
 
 _current: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar("sqlqueue_current_job", default=None)

@@ -1,5 +1,5 @@
 """
-What a type checker says about pushes: a job is pushed with its own parameters, the leading context left out.
+What a type checker says about pushes: a job is pushed with its own parameters, the leading context and session left out.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def plain(engine: Engine, observer: Engine, database: Database, queue: Queue) ->
     plain = Queue(make_url(database.url).set(username=USER, password="plain"))
     yield plain
     plain.consumer.close()
-    plain._new_session().get_bind().engine.dispose()
+    plain.new_session().get_bind().engine.dispose()
     administrator.drop_user()
 
 

@@ -12,6 +12,7 @@ import json
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -190,6 +191,25 @@ class ByHand(Ours):
             driver.commit()
 
         return seconds_of(push_all)
+
+    def work_writing(self, stamp: Callable[[int], None]) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        threads = [threading.Thread(target=self.write_and_delete, args=(stamp,), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def write_and_delete(self, stamp: Callable[[int], None]) -> None:
+        driver = driver_for(self.url)
+        while True:
+            rows = driver.claim(self.settings["group"])
+            for id, payload in rows:
+                stamp(json.loads(payload)["number"])
+                driver.execute("INSERT INTO bench_orders (note) VALUES ('an order')")
+                driver.delete([id])
+            if not rows:
+                time.sleep(PAUSE)
 
     @contextlib.contextmanager
     def pusher(self) -> Iterator[Callable[[int], object]]:

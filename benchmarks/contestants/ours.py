@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlqueue import Queue, Worker
 
@@ -106,6 +107,16 @@ class Ours(Contestant):
             count_statements(Path(self.settings["count_into"]))
         self.queue.configure(self.url)
         Worker(self.queue).run()
+
+    def work_writing(self, stamp: Callable[[int], None]) -> None:
+        queue = Queue(self.url)
+
+        @queue.job(name="noop")
+        def write(session: Session, number: int) -> None:
+            stamp(number)
+            session.execute(BUSINESS.insert(), {"note": "an order"})
+
+        Worker(queue, concurrency=4).run()
 
 
 def count_statements(path: Path) -> None:

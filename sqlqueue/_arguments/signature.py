@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from threading import RLock
@@ -19,6 +19,9 @@ from sqlqueue._arguments.contract import DEPTH, JSON, Misfit, type_name
 from sqlqueue.errors import ArgumentError, RegistrationError
 
 __all__ = ["Signature"]
+
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_SESSIONS = {"Session": "sqlalchemy.orm", "AsyncSession": "sqlalchemy.ext.asyncio"}
 
 # A name that is not defined yet, or a module that is still being imported.
 _NOT_YET = (NameError, AttributeError)
@@ -41,9 +44,11 @@ class Signature:
     How one job's function takes its arguments: checked once, then used at every push and every run.
     """
 
-    __slots__ = ("_context_type", "_function", "_lock", "_name", "_plan", "takes_context")
+    __slots__ = ("_context_type", "_function", "_lock", "_name", "_plan", "session_type", "takes_context")
 
     takes_context: bool
+    session_type: Any
+    """The class of the session that comes before the arguments, if one does."""
 
     def __init__(self, function: Callable[..., Any], *, context_type: type) -> None:
         self._function = function
@@ -72,7 +77,7 @@ class Signature:
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, JSON]:
         """
-        Bind the arguments, the context left out, and turn them into a payload. What is left to its default is not stored.
+        Bind the arguments, context and session left out, and turn them into a payload. What is left to its default is not stored.
         """
         plan = self._plan or self._resolved()
         payload = self._bind(plan, args, kwargs)
@@ -141,14 +146,19 @@ class Signature:
         parameters = self._read_parameters()
         self.takes_context = bool(parameters) and self._is_context(parameters[0])
         arguments = parameters[1:] if self.takes_context else parameters
+        self.session_type, is_certain = self._read_session(arguments[0]) if arguments else (None, True)
+        if self.session_type is not None:
+            arguments = arguments[1:]
         codecs: dict[str, Codec] = {}
         for parameter in arguments:
             self._refuse_kind(parameter)
             codec = self._read_codec(parameter, is_final=is_final)
             if codec is not None:
                 codecs[parameter.name] = codec
-        if len(codecs) < len(arguments):
+        if len(codecs) < len(arguments) or not (is_certain or is_final):
             return None
+        if _is_session(self.session_type, ["AsyncSession"]):
+            raise RegistrationError(f"{self._name}: handlers with an AsyncSession are not available in this version")
         return _Plan(
             positional=tuple(p.name for p in arguments if p.kind is not Parameter.KEYWORD_ONLY),
             required=frozenset(p.name for p in arguments if p.default is Parameter.empty),
@@ -163,14 +173,25 @@ class Signature:
             raise RegistrationError(f"{self._name}: its signature cannot be read") from error
 
     def _is_context(self, parameter: Parameter) -> bool:
-        if parameter.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        if parameter.kind not in _BY_POSITION:
             return False
         try:
             return unwrap(self._evaluate(parameter)) is self._context_type
         except Exception:
             # `sqlqueue.JobContext`, imported for type checkers only, never becomes a name: the text has to do.
-            text = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
-            return isinstance(text, str) and text.strip("'\" ").rpartition(".")[2] == self._context_type.__name__
+            return _name_in(parameter.annotation) == self._context_type.__name__
+
+    def _read_session(self, parameter: Parameter) -> tuple[Any, bool]:
+        """
+        The class of a leading session, or None; and whether that is certain, or only a name tells, which may be another class's.
+        """
+        if parameter.kind not in _BY_POSITION:
+            return None, True
+        try:
+            annotation, is_certain = unwrap(self._evaluate(parameter)), True
+        except Exception:
+            annotation, is_certain = _session_class(_name_in(parameter.annotation)), False  # as above
+        return (annotation, is_certain) if _is_session(annotation) else (None, True)
 
     def _refuse_kind(self, parameter: Parameter) -> None:
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
@@ -185,6 +206,8 @@ class Signature:
             annotation = self._evaluate(parameter)
             if unwrap(annotation) is self._context_type:
                 raise UnsupportedAnnotation("the context must be the first parameter, taken by position")
+            if _is_session(unwrap(annotation)):
+                raise UnsupportedAnnotation("the session must be the first parameter, or follow the context, taken by position")
             return codec_for(annotation)
         except UnsupportedAnnotation as unsupported:
             raise RegistrationError(f"{place}: {unsupported}") from None
@@ -212,6 +235,24 @@ def _read_signature(function: Callable[..., Any]) -> inspect.Signature:
 
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
     return inspect.signature(function)
+
+
+def _session_class(name: str) -> Any:
+    # This floor knows no database. Whoever annotates with the class has imported it.
+    return getattr(sys.modules.get(_SESSIONS.get(name, "")), name, None)
+
+
+def _is_session(annotation: Any, names: Iterable[str] = _SESSIONS) -> bool:
+    classes = tuple(found for name in names if (found := _session_class(name)) is not None)
+    return isinstance(annotation, type) and issubclass(annotation, classes)
+
+
+def _name_in(annotation: Any) -> str:
+    """
+    The last name in the text of an annotation that cannot be evaluated; empty for what is not text.
+    """
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return text.strip("'\" ").rpartition(".")[2] if isinstance(text, str) else ""
 
 
 def _innermost(function: Any) -> Any:

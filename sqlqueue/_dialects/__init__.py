@@ -18,9 +18,10 @@ from .engines import (
     producer_engine,
 )
 from .inserts import insert_if_absent, insert_rows, insert_with_key
-from .producers import check_transactional, closed_when_undone
+from .producers import check_transactional, closed_when_undone, left_when_undone
 from .rows import fetch_raw, moment_of, raw_moment, raw_parameter
 from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
+from .snapshots import snapshot_is_strict
 from .texts import storable
 from .trouble import Trouble, trouble_of
 from .waiting import CannotWatch, Watch, WatchLost, names_text, open_watch, wake_row_of, wake_sleepers, wakes_by_push
@@ -57,6 +58,7 @@ __all__ = [
     "insert_if_absent",
     "insert_rows",
     "insert_with_key",
+    "left_when_undone",
     "lock_by_primary_key",
     "moment_of",
     "names_text",
@@ -66,6 +68,7 @@ __all__ = [
     "raw_moment",
     "raw_parameter",
     "server_of",
+    "snapshot_is_strict",
     "storable",
     "trouble_of",
     "wake_row_of",

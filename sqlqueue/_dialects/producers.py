@@ -9,14 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 
 from .._tables import INNODB
 from ..errors import NotTransactional
+from .trouble import Trouble, trouble_of
 
-__all__ = ["check_transactional", "closed_when_undone"]
+__all__ = ["check_transactional", "closed_when_undone", "left_when_undone"]
 
 UNDONE = ((1213,), (1020,))  # a deadlock; MariaDB's strict snapshots
+_WATCHED = "sqlqueue_left_when_undone"
 SQLITE_RECIPE = (
     "see «Serializable isolation / Savepoints / Transactional DDL» in SQLAlchemy's SQLite dialect documentation: "
     "isolation_level=None on connect, BEGIN on begin"
@@ -50,9 +54,40 @@ def closed_when_undone(connection: sa.Connection) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if connection.dialect.name in INNODB and error.orig is not None and error.orig.args[:1] in UNDONE:
+        if connection.dialect.name in INNODB and _is_undone(error.orig):
             connection.invalidate(error)
         raise
+
+
+@contextmanager
+def left_when_undone(connection: sa.Connection) -> Iterator[None]:
+    """
+    The same for every statement on this connection, whoever sends it: until a rollback nothing more can be sent.
+    """
+    if not event.contains(connection.engine, "handle_error", _leave):
+        event.listen(connection.engine, "handle_error", _leave)
+    info = connection.info
+    info[_WATCHED] = True
+    try:
+        yield
+    finally:
+        info.pop(_WATCHED, None)
+
+
+def _leave(context: ExceptionContext) -> None:
+    connection, error = context.connection, context.sqlalchemy_exception
+    if connection is None or connection.invalidated or not isinstance(error, DBAPIError) or _WATCHED not in connection.info:
+        return
+    if connection.dialect.name in INNODB:
+        undone = _is_undone(error.orig)
+    else:  # SQLite rolls back by itself when it cannot write
+        undone = connection.dialect.name == "sqlite" and trouble_of(error) in (Trouble.UNAVAILABLE, Trouble.LOST)
+    if undone:
+        context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
+
+
+def _is_undone(origin: BaseException | None) -> bool:
+    return origin is not None and origin.args[:1] in UNDONE
 
 
 def _check_sqlite(connection: sa.Connection) -> None:

@@ -40,7 +40,7 @@ class Queue(Producer, Operations, Reports):
         prefix: what the names of the tables begin with.
         schema: the schema that the tables are in.
         max_payload: the most bytes that the arguments of one job may take as JSON.
-        session_factory: what `begin()` makes its sessions with.
+        session_factory: what `begin()` and transactional handlers get their sessions from.
 
     Example:
         ```python

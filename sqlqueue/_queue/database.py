@@ -110,18 +110,24 @@ class Configured:
                 send_receipt.push(session, 42)
             ```
         """
-        with self._new_session() as session, session.begin():
+        with self.new_session() as session, session.begin():
             yield session
 
-    def _new_session(self) -> Session:
+    def new_session(self, kind: type[Session] = Session) -> Session:
+        """
+        What `session_factory` makes, or else a session of this kind on an engine of ours, or on the application's own.
+
+        Raises:
+            NotConfigured: the queue has neither.
+        """
         if self._session_factory is not None:
             return self._session_factory()
         source = self._source
         if source is None or self._producer is None:
             raise NotConfigured(NOT_CONFIGURED)
         if isinstance(source, Engine) and not source.dialect.is_async:
-            return Session(source)
-        return Session(self._producer.get())
+            return kind(source)
+        return kind(self._producer.get())
 
 
 def _source(engine: Any) -> URL | Engine:

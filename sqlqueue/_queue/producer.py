@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_QUEUE", "Producer"]
 
 P = ParamSpec("P")
+S = TypeVar("S", bound=Session)
 R_co = TypeVar("R_co", covariant=True)
 
 DEFAULT_QUEUE = "default"
@@ -54,6 +55,10 @@ class Producer(Configured):
         self._max_payload = max_payload
 
     @overload
+    def job(self, function: Callable[Concatenate[JobContext, S, P], R_co], /) -> Job[P, R_co]: ...
+    @overload
+    def job(self, function: Callable[Concatenate[S, P], R_co], /) -> Job[P, R_co]: ...
+    @overload
     def job(self, function: Callable[Concatenate[JobContext, P], R_co], /) -> Job[P, R_co]: ...
     @overload
     def job(self, function: Callable[P, R_co], /) -> Job[P, R_co]: ...
@@ -63,7 +68,12 @@ class Producer(Configured):
         """
         Register a function as a job: `@queue.job`, or `@queue.job(…)` with options.
 
-        A first parameter annotated with JobContext receives the run's context; all others are the job's arguments.
+        A first parameter annotated with JobContext receives the run's context; all others are the job's arguments, but for a Session
+        (or a class derived from it) at the beginning or right after the context. That makes the handler transactional: a session in a
+        transaction, from `session_factory` or on the queue's engine, in which the job's completion is written after the handler has
+        returned. They are committed together, or rolled back when the handler raises, returns Release, Fail or Discard, or when the
+        job is not this worker's any more. So in this database each job takes effect once. What the handler commits itself stays
+        committed, whatever becomes of the job. A COMMIT that fails was an attempt like one that raises.
 
         Args:
             name: what rows call the job; `module.qualname` if not given.

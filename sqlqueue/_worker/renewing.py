@@ -100,8 +100,10 @@ class Renewer:
     def doubt(self) -> None:
         """
         Give up the leases that nobody has confirmed for their whole length. Asks the clock, not the database.
+
+        Renewals pass over a row that the transaction of its own handler has locked, and so does everybody else.
         """
         now = time.monotonic()
         for held in self._shift.holdings.running():
-            if now - held.confirmed > self._shift.lease:
+            if now - held.confirmed > self._shift.lease and not held.context._locked():
                 held.lose(NOT_CONFIRMED)

@@ -67,6 +67,10 @@ class Settler:
         doubtful: dict[int, Held] = {}
         later: list[Held] = []
         for held in group:
+            if held.ended is not None and held.ended.committed:
+                _report(held, held.ended)
+                self._shift.forget(held, held.ended.status)
+                continue
             part = doubtful if held.doubtful else fresh
             # A job that came to us twice: the two leases are told apart by their tokens, results only by the job's id.
             if part.setdefault(held.delivery.id, held) is not held:

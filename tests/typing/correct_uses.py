@@ -43,6 +43,26 @@ def nothing() -> None: ...
 def only_context(context: JobContext) -> None: ...
 
 
+@queue.job
+def transactional(session: Session, number: int) -> int:
+    return number
+
+
+@queue.job(name="both", max_attempts=2)
+def context_and_session(context: JobContext, session: Session, number: int, *, note: str | None = None) -> None: ...
+
+
+class OwnSession(Session): ...
+
+
+@queue.job
+def own_session(session: OwnSession) -> None: ...
+
+
+@queue.job
+def context_and_own_session(context: JobContext, session: OwnSession, number: int) -> None: ...
+
+
 def push(session: Session, scoped: scoped_session[Session], connection: sa.Connection) -> None:
     assert_type(bare.push(session, 1), Pushed)
     bare.push(scoped, 1, copy=True)
@@ -54,6 +74,11 @@ def push(session: Session, scoped: scoped_session[Session], connection: sa.Conne
     with_context.push(session, 1, names={})
     nothing.push(session)
     only_context.push(session)
+    transactional.push(session, 1)
+    transactional.push(session, number=1)
+    context_and_session.push(session, 1, note="x")
+    own_session.push(session)
+    context_and_own_session.push(scoped, 1)
     pushed = bare.push(session, 1)
     assert_type(pushed.id, int)
     assert_type(pushed.created, bool)
@@ -73,6 +98,7 @@ def bind(session: Session) -> None:
     assert_type(bare.bind(1, True), BoundJob)
     with_context.bind(1, names={"a": []})
     only_context.bind().push(session)
+    transactional.options(priority=1).bind(1).push(session)
     assert_type(queue.push_many(session, (bare.bind(number) for number in range(3))), int)
 
 
@@ -98,3 +124,4 @@ def jobs_as_values(job: Job[[int], object], session: Session) -> None:
 
 def pass_jobs_on(session: Session) -> None:
     jobs_as_values(bare_with_context, session)
+    jobs_as_values(transactional, session)
