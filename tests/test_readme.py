@@ -22,7 +22,7 @@ from alembic import command
 from alembic.config import CommandLine, Config
 from click.testing import CliRunner, Result
 
-from sqlqueue import demo
+from sqlqueue import Worker, demo
 from sqlqueue.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -145,7 +145,7 @@ def test_the_shop_is_the_demo_to_the_letter() -> None:
 def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Path) -> None:
     pytest.importorskip("aiosqlite")
     write_shop(directory)
-    _, push, options, context, asynchronous = (block for block in blocks("python") if "target_metadata" not in block.code)
+    _, push, options, context, transactional, asynchronous = (block for block in blocks("python") if "target_metadata" not in block.code)
     exec(compile(push.code, "README.md", "exec"), {"__name__": "readme"})
     shop = sys.modules["shop"]
     assert shop.queue.pending() == 1
@@ -155,6 +155,12 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     assert run(*third).output == "no failed jobs\n"
     with shop.Session(shop.engine) as session:
         assert [(order.email, order.receipts) for order in session.query(shop.Order)] == [("ann@example.com", 1)]
+    exec(compile(transactional.code, "README.md", "exec"), voids := {"__name__": "readme"})
+    with shop.queue.begin() as session:
+        voids["void_order"].push(session, 1)
+    assert Worker(shop.queue, "voids").run_once()
+    with shop.Session(shop.engine) as session:
+        assert session.get(shop.Order, 1).receipts == 0
     for block in (options, context, asynchronous):
         exec(compile(block.code, "README.md", "exec"), {"__name__": "readme"})
     assert {row.queue: row.total for row in shop.queue.stats()} == {"default": 2, "slow": 3, "high": 1}

@@ -457,7 +457,7 @@ def test_a_handler_that_outlasts_its_lease_is_done_once_at_any_level(
     seen: list[tuple[bool, bool, int]] = []
 
     def handler(context: JobContext, session: Session) -> None:
-        session.scalars(sa.select(queue.tables.jobs.c.id)).all()  # takes the snapshot, if there is one
+        session.scalars(sa.select(EFFECTS.c.note)).all()  # takes the snapshot, if there is one
         write(session)
         outlast_the_lease(observer)
         seen.append((context.lost, context.renew(), len(queue.claim(lease=600))))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlqueue import Fixed, JobContext, Queue, Worker
 
@@ -53,6 +54,21 @@ def effect(context: JobContext) -> None:
     assert engine is not None
     with engine.begin() as connection:
         connection.execute(EFFECTS.insert().values(job_id=context.id, attempt=context.attempt))
+
+
+@queue.job(name="write", max_attempts=50, backoff=Fixed(0))
+def write(context: JobContext, session: Session) -> None:
+    """Takes a little while, so that many are under way whenever something happens to the process."""
+    session.execute(EFFECTS.insert().values(job_id=context.id, attempt=context.attempt))
+    time.sleep(0.02)
+
+
+@queue.job(name="write_and_die", max_attempts=3)
+def write_and_die(context: JobContext, session: Session, when: str) -> None:
+    """At the first attempt its process is killed right before, or right after, what it has written is committed."""
+    session.execute(EFFECTS.insert().values(job_id=context.id, attempt=context.attempt))
+    if context.attempt == 1:
+        sa.event.listen(session, when, lambda session: os.kill(os.getpid(), signal.SIGKILL))
 
 
 @queue.job(name="see")
