@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -155,7 +156,8 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     assert run(*third).output == "no failed jobs\n"
     with shop.Session(shop.engine) as session:
         assert [(order.email, order.receipts) for order in session.query(shop.Order)] == [("ann@example.com", 1)]
-    exec(compile(transactional.code, "README.md", "exec"), voids := {"__name__": "readme"})
+    voids: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(transactional.code, "README.md", "exec"), voids)
     with shop.queue.begin() as session:
         voids["void_order"].push(session, 1)
     assert Worker(shop.queue, "voids").run_once()

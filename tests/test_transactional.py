@@ -92,7 +92,7 @@ def write(session: Session, note: str = "written") -> None:
     session.execute(WRITE, {"note": note})
 
 
-def run(queue: Queue, handler: Callable[..., object], *, factory: Callable[[], Session] | None = None, **options: Any) -> dict[str, int]:
+def run(queue: Queue, handler: Callable[..., object], *, factory: Any = None, **options: Any) -> dict[str, int]:
     """Register a job, push it, and work the queue off, with sessions from this factory; how often it ended how."""
     decorate: Any = queue.job
     decorate(name="tested", **({"max_attempts": 2, "backoff": Fixed(3600)} | options))(handler)
@@ -279,6 +279,17 @@ def test_what_was_left_in_a_scoped_session_is_not_committed(queue: Queue, engine
     assert effects() == ["written"]
 
 
+@pytest.mark.parametrize("made", [scoped_session, object])
+def test_a_factory_may_make_a_scoped_session_and_nothing_that_is_no_session(
+    queue: Queue, engine: Engine, observer: Engine, effects: Any, made: Any
+) -> None:
+    good = made is scoped_session
+    counts = run(queue, write_once, factory=lambda: scoped_session(sessionmaker(engine)) if good else made())
+    assert counts == {"done" if good else "retrying": 1}
+    assert effects() == (["written"] if good else [])
+    assert good or "TypeError: session_factory: it has to make a Session, not a object" in jobs(observer, queue)[0]["last_error"]
+
+
 def test_the_annotation_decides(queue: Queue) -> None:
     def by_text(session: "Session", number: int) -> None: ...  # noqa: UP037
 
@@ -433,7 +444,10 @@ def test_a_job_that_is_not_ours_before_it_starts_does_not_run_where_its_row_is_l
     (delivery,) = queue.claim()
     queue.release(delivery, error="an attempt, so that the next one locks")
     queue._session_factory = factory
-    assert Worker(queue).run_once()
+    worker = Worker(queue)
+    assert worker.run_once()
+    assert worker.summary is not None
+    assert worker.summary.counts == {"lost": 1}
     assert started == []
     assert effects() == []
 

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from .._dialects import Trouble, left_when_undone, trouble_of
 from .._driver.fenced import Fate, complete_own, fate_of, lock_delivery, needs_lock
@@ -132,9 +132,12 @@ def _begin(queue: Configured, delivery: Delivery, kind: type[Session], closing: 
 
 
 @contextmanager
-def _closed_at_last(session: Session) -> Iterator[Session]:
+def _closed_at_last(made: Any) -> Iterator[Session]:
+    session = made() if isinstance(made, scoped_session) else made
+    if not isinstance(session, Session):
+        raise TypeError(f"session_factory: it has to make a Session, not a {type(session).__name__}")
     try:
-        if isinstance(session, Session) and session.in_transaction():
+        if session.in_transaction():
             session.rollback()  # of a scoped_session: what an earlier handler of this thread has left must not be committed
         yield session
     finally:
@@ -144,7 +147,7 @@ def _closed_at_last(session: Session) -> Iterator[Session]:
 
 
 def _connection(session: Session, table: sa.Table) -> sa.Connection:
-    if isinstance(session, Session) and not session.in_transaction():
+    if not session.in_transaction():
         session.begin()  # not every session begins by itself
     try:
         return producer_connection(session, table, "A transactional handler")
