@@ -52,7 +52,7 @@ ENTRIES = (
     Entry(OURS, "ours", EVERYWHERE, processes=(1, 2, 4), writes=True),
     Entry(RAW, "by_hand", EVERYWHERE, {"group": 100}, processes=(1,), writes=True),
     Entry(RAW_LARGE, "by_hand", EVERYWHERE, {"group": 1000}, pushes=False, waits=False, processes=(1, 2, 4)),
-    Entry(CORE, "core", EVERYWHERE, {"group": 100}, waits=False),
+    Entry(CORE, "core", EVERYWHERE, {"group": 100}, waits=False, writes=True),
     Entry("pgqueuer, groups of 500", "peer_pgqueuer", POSTGRESQL, {"group": 500}, "pgqueuer", 0.6, processes=(1, 2, 4)),
     Entry(
         "pgqueuer, its default of 10",

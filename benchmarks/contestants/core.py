@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlqueue._dialects import after, now
 
@@ -51,10 +53,7 @@ class Core(Ours):
 
     def work(self, stamp: Callable[[int], None]) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-        engine = sa.create_engine(self.url, **({} if self.url.startswith("sqlite") else {"isolation_level": "READ COMMITTED"}))
-        if engine.dialect.name == "sqlite":
-            sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
-            sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        engine = self.engine()
         jobs = self.queue.tables.jobs
         delete = sa.delete(jobs).where(jobs.c.id.in_(sa.bindparam("ids", expanding=True)))
         claim = self.claim_in_one if engine.dialect.update_returning else self.claim_in_two
@@ -69,6 +68,39 @@ class Core(Ours):
                     stamp(json.loads(row.payload)["number"])
                 connection.execute(delete, {"ids": [row.id for row in rows]})
                 connection.commit()
+
+    def engine(self) -> sa.Engine:
+        engine = sa.create_engine(self.url, **({} if self.url.startswith("sqlite") else {"isolation_level": "READ COMMITTED"}))
+        if engine.dialect.name == "sqlite":
+            sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+            sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        return engine
+
+    def work_writing(self, stamp: Callable[[int], None]) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        claiming, writing = self.engine(), sa.create_engine(self.url)
+        threads = [threading.Thread(target=self.write_and_delete, args=(claiming, writing, stamp), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def write_and_delete(self, claiming: sa.Engine, writing: sa.Engine, stamp: Callable[[int], None]) -> None:
+        """With a Session a job, as our handlers get one."""
+        jobs = self.queue.tables.jobs
+        delete = sa.delete(jobs).where(jobs.c.id == sa.bindparam("job"))
+        claim = self.claim_in_one if claiming.dialect.update_returning else self.claim_in_two
+        while True:
+            with claiming.begin() as connection:
+                rows = claim(connection)
+            for row in rows:
+                stamp(json.loads(row.payload)["number"])
+                with Session(writing) as session:
+                    session.execute(BUSINESS.insert(), {"note": "an order"})
+                    session.execute(delete, {"job": row.id})
+                    session.commit()
+            if not rows:
+                time.sleep(PAUSE)
 
     def __init__(self, url: str, **settings: Any) -> None:
         super().__init__(url, **settings)
