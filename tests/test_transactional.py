@@ -840,6 +840,18 @@ def test_a_job_for_which_there_is_no_connection_is_put_back_and_keeps_its_attemp
     small.dispose()
 
 
+def test_nothing_piles_up_on_the_application_s_engine(queue: Queue, engine: Engine) -> None:
+    @queue.job(name="transactional")
+    def handler(session: Session) -> None: ...
+
+    push(queue, "transactional", 5)
+    assert work_off(queue).counts == {"done": 5}
+    dispatch: Any = engine.dialect.dispatch
+    assert len(list(dispatch.handle_error)) == 1
+    with engine.connect() as connection:
+        assert "sqlqueue_left_when_undone" not in connection.info
+
+
 def test_a_conflict_before_the_handler_starts_is_tried_again(queue: Queue, observer: Engine, engine: Engine, effects: Any) -> None:
     queue.job(name="tested", max_attempts=2, backoff=Fixed(0))(write_once)
     push(queue, "tested")
