@@ -20,7 +20,7 @@ from ._backoff import seconds
 from ._driver.settle import Complete, Move, Outcome
 from ._driver.settle import Release as ReleaseRow
 from ._failure import Failure, Reason, one_line
-from ._job import Delivery, Discard, Fail, Job, JobContext, Release, running
+from ._job import Delivery, Discard, Fail, Job, JobContext, Release, make_current
 from ._queue import Queue
 from ._queue.handler_sessions import NotStarted, run_in_session
 
@@ -89,8 +89,8 @@ def _run(job: Job[..., Any], context: JobContext, arguments: Mapping[str, Any], 
 
 
 def _call(job: Job[..., Any], context: JobContext, leading: tuple[Any, ...], arguments: Mapping[str, Any]) -> Any:
-    with running(context):
-        return job.function(*leading, **arguments)
+    make_current(context)
+    return job.function(*leading, **arguments)
 
 
 def _raise_outcome(result: object) -> None:

@@ -5,8 +5,7 @@ Jobs as Python sees them: what is registered, bound, pushed, delivered, and how 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import update_wrapper
@@ -325,13 +324,8 @@ def current_job() -> JobContext | None:
     return _current.get()
 
 
-@contextmanager
-def running(context: JobContext) -> Iterator[None]:
+def make_current(context: JobContext) -> None:
     """
-    Make `context` the current job of this thread.
+    Make `context` the current job, for the rest of a copy of the context variables that is thrown away after the run.
     """
-    reset = _current.set(context)
-    try:
-        yield
-    finally:
-        _current.reset(reset)
+    _current.set(context)

@@ -67,7 +67,7 @@ class Signature:
         """
         The parameters with ``Sensitive`` anywhere in their annotation.
         """
-        return self._resolved().sensitive
+        return (self._plan or self._resolved()).sensitive
 
     def resolve(self) -> None:
         """

@@ -105,5 +105,5 @@ class Renewer:
         """
         now = time.monotonic()
         for held in self._shift.holdings.running():
-            if now - held.confirmed > self._shift.lease and not held.context._locked():
+            if now - held.confirmed > self._shift.lease and not (held.context is not None and held.context._locked()):
                 held.lose(NOT_CONFIRMED)

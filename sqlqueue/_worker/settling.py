@@ -66,15 +66,17 @@ class Settler:
         fresh: dict[int, Held] = {}
         doubtful: dict[int, Held] = {}
         later: list[Held] = []
+        committed: list[Held] = []
         for held in group:
             if held.ended is not None and held.ended.committed:
-                _report(held, held.ended)
-                self._shift.forget(held, held.ended.status)
+                committed.append(held)
                 continue
             part = doubtful if held.doubtful else fresh
             # A job that came to us twice: the two leases are told apart by their tokens, results only by the job's id.
             if part.setdefault(held.delivery.id, held) is not held:
                 later.append(held)
+        if committed:
+            self._note(committed, Results(settled={held.delivery.id for held in committed}))
         for part in (doubtful, fresh):
             if part:
                 later += self._write(list(part.values()))
