@@ -19,6 +19,7 @@ from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_n
 from .._tables import Tables
 from ..errors import ArgumentError, OptionError
 from .database import Configured
+from .interception import Interception
 from .registry import Registry
 from .sessions import AnySession, check_async, producer_connection
 from .wakes import Wakes
@@ -52,6 +53,7 @@ class Producer(Configured):
         super().__init__(tables, session_factory)
         self.registry = Registry(imports)
         self.wakes = Wakes()
+        self.interception = Interception()
         self._max_payload = max_payload
 
     @overload
@@ -125,6 +127,8 @@ class Producer(Configured):
         Write one bound job in the caller's transaction.
         """
         (job,) = self._new_jobs([bound])
+        if (interceptor := self.interception.current) is not None:
+            return interceptor.push(session, bound, job)
         connection = producer_connection(session, self.tables.jobs, "push")
         with closed_when_undone(connection):
             if job.key is None:
@@ -139,6 +143,8 @@ class Producer(Configured):
         """
         `push_bound` for an AsyncSession or AsyncConnection.
         """
+        if self._takes_any_session:
+            return self.push_bound(session, bound)  # type: ignore[arg-type]
         checked = check_async(session, "push")
         pushed: Pushed = await checked.run_sync(lambda sync: self.push_bound(sync, bound))
         return pushed
@@ -153,7 +159,10 @@ class Producer(Configured):
         Returns:
             How many were written: all but those whose unique key another job holds.
         """
-        rows = self._new_jobs(list(jobs))
+        bound = list(jobs)
+        rows = self._new_jobs(bound)
+        if (interceptor := self.interception.current) is not None:
+            return sum(interceptor.push(session, one, row).created for one, row in zip(bound, rows, strict=True))
         connection = producer_connection(session, self.tables.jobs, "push_many")
         keyed = sorted((row for row in rows if row.key is not None), key=lambda row: row.key or "")
         with closed_when_undone(connection):
@@ -167,6 +176,8 @@ class Producer(Configured):
         """
         `push_many` for an AsyncSession or AsyncConnection.
         """
+        if self._takes_any_session:
+            return self.push_many(session, jobs)  # type: ignore[arg-type]
         checked = check_async(session, "push_many")
         written: int = await checked.run_sync(lambda sync: self.push_many(sync, jobs))
         return written
@@ -191,6 +202,11 @@ class Producer(Configured):
         `push_named` for an AsyncSession or AsyncConnection.
         """
         return await self.push_bound_async(session, self._bind_named(name, payload, options))
+
+    @property
+    def _takes_any_session(self) -> bool:
+        interceptor = self.interception.current
+        return interceptor is not None and interceptor.takes_any_session
 
     def _bind_named(self, name: str, payload: Mapping[str, Any], options: Mapping[str, Any]) -> BoundJob:
         check_job_name(name)
