@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -60,9 +60,14 @@ OUTCOMES = (Release, Fail, Discard)
 UNFINISHED = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
-def run_delivery(queue: Queue, delivery: Delivery, context: JobContext, worker: str) -> Ended:
+def run_delivery(
+    queue: Queue, delivery: Delivery, context: JobContext, worker: str, *, caught: Callable[[BaseException], None] | None = None
+) -> Ended:
     """
     Run a delivery's job in this thread. Whatever the handler does becomes an outcome; nothing is raised.
+
+    Args:
+        caught: is handed what the handler raised. An outcome does not keep it: it holds on to the handler's variables.
     """
     secrets: tuple[str, ...] = ()
     try:
@@ -76,6 +81,8 @@ def run_delivery(queue: Queue, delivery: Delivery, context: JobContext, worker: 
             return DONE_AND_COMMITTED
         call()
     except BaseException as error:  # sys.exit() and KeyboardInterrupt of a handler end the job, not the worker
+        if caught is not None:
+            caught(error)
         return _judge(queue, delivery, worker, error, secrets)
     return DONE
 

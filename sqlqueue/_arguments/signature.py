@@ -103,6 +103,14 @@ class Signature:
                 raise self._refusal(plan, name, misfit) from None
         return arguments
 
+    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        The arguments with the defaults of those that were left out, in the order of the parameters.
+        """
+        parameters = self._read_parameters()
+        known = {one.name: one.default for one in parameters if one.name in arguments or one.default is not Parameter.empty}
+        return {**known, **arguments}
+
     def _bind(self, plan: _Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(plan.positional):
             raise ArgumentError(f"{self._name}() takes {len(plan.positional)} positional arguments, {len(args)} were given")

@@ -81,6 +81,13 @@ class Configured:
         self._producer = OwnEngine(lambda: producer_engine(consumer_url(source if isinstance(source, URL) else source.url)))
 
     @property
+    def source(self) -> URL | Engine | None:
+        """
+        The database as it was configured.
+        """
+        return self._source
+
+    @property
     def configured(self) -> bool:
         """
         Whether the queue knows its database.
