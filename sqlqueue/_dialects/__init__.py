@@ -7,7 +7,7 @@ say what an error means.
 
 from __future__ import annotations
 
-from .clock import after, now
+from .clock import after, before, now
 from .engines import (
     close_before_fork,
     consumer_engine,
@@ -20,6 +20,7 @@ from .engines import (
 from .inserts import insert_if_absent, insert_rows, insert_with_key
 from .producers import check_transactional, closed_when_undone, left_when_undone
 from .rows import fetch_raw, moment_of, raw_moment, raw_parameter
+from .savepoints import begin_at_server
 from .server import Server, among, by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, server_of
 from .snapshots import snapshot_is_strict
 from .texts import storable
@@ -43,6 +44,8 @@ __all__ = [
     "WatchLost",
     "after",
     "among",
+    "before",
+    "begin_at_server",
     "by_primary_key",
     "by_ready_index",
     "check_transactional",

@@ -13,7 +13,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from .._tables import INNODB, Instant
 
-__all__ = ["after", "now"]
+__all__ = ["after", "before", "now"]
 
 
 class now(FunctionElement[datetime]):
@@ -37,6 +37,19 @@ class after(FunctionElement[datetime]):
 
     def __init__(self, microseconds: Any) -> None:
         super().__init__(sa.type_coerce(microseconds, sa.BigInteger()))
+
+
+class before(FunctionElement[datetime]):
+    """
+    A column's moment minus an expression or bound parameter in microseconds.
+    """
+
+    name = "sqlqueue_before"
+    type = Instant()
+    inherit_cache = True
+
+    def __init__(self, moment: sa.ColumnElement[datetime], microseconds: Any) -> None:
+        super().__init__(moment, sa.type_coerce(microseconds, sa.BigInteger()))
 
 
 # PostgreSQL's now() stands still in a transaction, and clock_timestamp() cannot bound an index scan.
@@ -72,3 +85,23 @@ def _(element: after, compiler: Any, **options: Any) -> str:
     # Rounded up: a delay is a floor.
     seconds = f"printf('%.3f seconds', ({compiler.process(element.clauses, **options)} + 999) / 1000 / 1000.0)"
     return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds}) || '000')"
+
+
+@compiles(before, "postgresql")
+def _(element: before, compiler: Any, **options: Any) -> str:
+    moment, length = (compiler.process(part, **options) for part in element.clauses)
+    return f"({moment} - {length} * interval '1 microsecond')"
+
+
+@compiles(before, *INNODB)
+def _(element: before, compiler: Any, **options: Any) -> str:
+    moment, length = (compiler.process(part, **options) for part in element.clauses)
+    return f"({moment} - INTERVAL {length} MICROSECOND)"
+
+
+@compiles(before, "sqlite")
+def _(element: before, compiler: Any, **options: Any) -> str:
+    # Counts milliseconds and rounds: the last three digits, which a bound datetime may have, stay out of it.
+    moment, length = (compiler.process(part, **options) for part in element.clauses)
+    seconds = f"printf('%.3f seconds', {length} / -1000000.0)"
+    return f"(strftime('%Y-%m-%d %H:%M:%f', substr({moment}, 1, 23), {seconds}) || substr({moment}, 24))"
