@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 from .._tables import build_tables
 from .failed import FailedJobs
 from .operations import Operations, check_lease, check_queues
-from .producer import DEFAULT_QUEUE, Producer
+from .producer import DEFAULT_QUEUE
 from .reports import Reports
 from .sessions import AnySession
+from .testing import Testing
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -26,7 +27,7 @@ __all__ = ["DEFAULT_QUEUE", "AnySession", "Queue", "check_lease", "check_queues"
 MAX_PAYLOAD = 1024 * 1024
 
 
-class Queue(Producer, Operations, Reports):
+class Queue(Testing, Operations, Reports):
     """
     A job queue in the application's own database.
 
