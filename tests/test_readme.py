@@ -25,6 +25,7 @@ from click.testing import CliRunner, Result
 
 from sqlqueue import Worker, demo
 from sqlqueue.cli import main
+from tests.test_testing_plugin import run_pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -47,6 +48,11 @@ BLOCKS = [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, 
 
 def blocks(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
+
+
+def is_for_tests(block: Block) -> bool:
+    """It goes into a file that pytest reads."""
+    return block.code.startswith(("# conftest.py\n", "# test_shop.py\n"))
 
 
 def commands() -> list[list[str]]:
@@ -146,7 +152,8 @@ def test_the_shop_is_the_demo_to_the_letter() -> None:
 def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Path) -> None:
     pytest.importorskip("aiosqlite")
     write_shop(directory)
-    _, push, options, context, transactional, asynchronous = (block for block in blocks("python") if "target_metadata" not in block.code)
+    running = [block for block in blocks("python") if "target_metadata" not in block.code and not is_for_tests(block)]
+    _, push, options, context, transactional, asynchronous = running
     exec(compile(push.code, "README.md", "exec"), {"__name__": "readme"})
     shop = sys.modules["shop"]
     assert shop.queue.pending() == 1
@@ -166,6 +173,17 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     for block in (options, context, asynchronous):
         exec(compile(block.code, "README.md", "exec"), {"__name__": "readme"})
     assert {row.queue: row.total for row in shop.queue.stats()} == {"default": 2, "slow": 3, "high": 1}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
+def test_the_tests_of_the_shop_pass(directory: Path, page: str) -> None:
+    write_shop(directory)
+    found = [Block("python", code) for code in re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)]
+    conftest, tests = (block.code for block in found if is_for_tests(block))
+    (directory / "conftest.py").write_text(conftest)
+    (directory / "test_shop.py").write_text(tests)
+    printed = run_pytest(directory)
+    assert f"{tests.count('def test_')} passed" in printed, printed
 
 
 def test_an_alembic_project_adopts_the_tables(directory: Path) -> None:
