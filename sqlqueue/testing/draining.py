@@ -109,7 +109,7 @@ def drain(
         while drainer.work_one():
             if drainer.worked == limit:
                 break
-            if limit is None and drainer.worked == ENDLESS:
+            if limit is None and drainer.worked > ENDLESS:
                 raise RuntimeError(f"after {ENDLESS:,} deliveries there is still a job due: do they push or release themselves?")
     return drainer.drained
 
