@@ -191,7 +191,10 @@ class _Drainer:
         if dies_now(queue, "before_settle", delivery):
             self.drained.add(job_run(queue, delivery, DIED, f"before its end was written down: {ended.status}", error))
             return False
-        results = self._steps.run(lambda connection: settle(connection, queue.tables, [held.settlement(ended)]))
+        if ended.committed:
+            results = Results(settled={delivery.id})
+        else:
+            results = self._steps.run(lambda connection: settle(connection, queue.tables, [held.settlement(ended)]))
         self.drained.add(self._settled(delivery, ended, error, results))
         return True
 
