@@ -427,7 +427,7 @@ def test_a_renewal_that_is_cut_off_costs_no_lease(queue: Queue, engine: Engine, 
 
     push(queue, "wait")
     event.listen(queue.consumer.engine, "commit", cut)
-    with working(queue, lease=1) as worker:
+    with working(queue, lease=3) as worker:
         gate.await_arrivals()
         assert renewed.wait(PATIENCE)
         gate.open()

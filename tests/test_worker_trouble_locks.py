@@ -214,8 +214,9 @@ def test_columns_that_are_added_under_a_running_worker(fresh_database: Database)
     def executing(word: str) -> None:
         moments[word] += 1
         if moments[word] == 8:  # a driver prepares a statement when it has seen it some times
-            changes.append(threading.Thread(target=change, args=(len(changes),)))
-            changes[-1].start()
+            thread = threading.Thread(target=change, args=(len(changes),))
+            thread.start()
+            changes.append(thread)
 
     goods: list[int] = []
     bads: list[int] = []
