@@ -19,7 +19,7 @@ from sqlqueue._dialects import after, now
 
 from .base import seconds_of, serve
 from .by_hand import PAUSE
-from .ours import BUSINESS, Ours, engine_for
+from .ours import BUSINESS, ORDER, Ours, engine_for
 
 
 def job_row(number: int, moment: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Core(Ours):
             for row in rows:
                 stamp(json.loads(row.payload)["number"])
                 with Session(writing) as session:
-                    session.execute(BUSINESS.insert(), {"note": "an order"})
+                    session.execute(ORDER, {"note": "an order"})
                     session.execute(delete, {"job": row.id})
                     session.commit()
             if not rows:

@@ -72,8 +72,10 @@ class Crew:
         try:
             for held in claimed:
                 self._run(held)
-            while waiting := self._settler.settle(waiting):
-                time.sleep(SHORT_PAUSE)
+            waiting = [held for held in waiting if self._shift.holdings.find(held.lease)]
+            while waiting:
+                if waiting := self._settler.settle(waiting):
+                    time.sleep(SHORT_PAUSE)
         finally:
             self._shift.closing.set()
         return bool(claimed)
@@ -96,7 +98,10 @@ class Crew:
     def _run(self, held: Held, slot: int = 0) -> None:
         context = held.start(self._renewer.renew_one)
         self._shift.slots[slot] = held.started or 0.0
-        self._shift.end(held, run_delivery(self._shift.queue, held.delivery, context, self._shift.name))
+        ended = run_delivery(self._shift.queue, held.delivery, context, self._shift.name)
+        self._shift.end(held, ended)
+        if ended.committed:
+            self._settler.note_committed(held)
 
     def _conduct(self) -> bool:
         shift = self._shift

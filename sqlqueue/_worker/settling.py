@@ -66,21 +66,21 @@ class Settler:
         fresh: dict[int, Held] = {}
         doubtful: dict[int, Held] = {}
         later: list[Held] = []
-        committed: list[Held] = []
         for held in group:
-            if held.ended is not None and held.ended.committed:
-                committed.append(held)
-                continue
             part = doubtful if held.doubtful else fresh
             # A job that came to us twice: the two leases are told apart by their tokens, results only by the job's id.
             if part.setdefault(held.delivery.id, held) is not held:
                 later.append(held)
-        if committed:
-            self._note(committed, Results(settled={held.delivery.id for held in committed}))
         for part in (doubtful, fresh):
             if part:
                 later += self._write(list(part.values()))
         return later
+
+    def note_committed(self, held: Held) -> None:
+        """
+        A delivery has been settled in its handler's own transaction. In the thread of its slot.
+        """
+        self._note([held], Results(settled={held.delivery.id}))
 
     def _gather(self, waiting: list[Held], pause: float) -> list[Held]:
         """

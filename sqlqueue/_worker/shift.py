@@ -289,6 +289,7 @@ class Shift:
         self.holdings = Holdings()
         self.patience = Patience()
         self.counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self.todo: SimpleQueue[Held | None] = SimpleQueue()
         self.over: SimpleQueue[Held | None] = SimpleQueue()
         self.bell = Bell()
@@ -359,7 +360,8 @@ class Shift:
             held.took = time.monotonic() - held.started
             self.pace.note(held.took)
         self.holdings.end(held, ended)
-        self.over.put(held)
+        if not ended.committed:
+            self.over.put(held)
         if held.delivery.reclaimed_from is not None:
             self.look_now = True  # what was not allowed to run beside it may be claimed
         if self.look_now or self.holdings.busy < self.refill_below:
@@ -386,7 +388,8 @@ class Shift:
         """
         The settlements of these deliveries are written, or never will be; how each has ended.
         """
-        self.counts.update(status for _, status in written)
+        with self._counting:
+            self.counts.update(status for _, status in written)
         last = self.holdings.remove(held for held, _ in written)
         if last and self.limits.stop_when_empty:
             self.look_now = True
