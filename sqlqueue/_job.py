@@ -74,7 +74,7 @@ class Pushed:
     id: int
     """The job's id; of the job that holds the unique key if `created` is False."""
     created: bool
-    """False when another job holds the unique key: nothing was written."""
+    """False when another job holds the unique key: nothing was written, or with `on_conflict="replace"` that job was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +165,17 @@ class Job(Generic[P, R_co]):
             delay: seconds or a timedelta from the push until it is due.
             available_at: the aware datetime at which it is due, instead of a delay.
             unique: a key that at most one waiting or running job holds: text (per job name), `Key(…)` (shared), True (the arguments).
+            unique_until: `"finished"`, or `"started"`: the claim frees the key, so that a change pushed while the job runs makes
+                another job. A job that comes back, to be retried or because its worker was stopped, holds its key no more.
+            unique_for: seconds or a timedelta from the push for which the key stays taken, whatever becomes of the job.
+            on_conflict: `"keep"` the job that holds the key, or `"replace"` it: as long as it waits it becomes this job, with
+                everything that this push says, under its own id; behind one that has started this job waits and takes the key.
             max_attempts: how often it may be started, the first time included.
             deadline: an aware datetime, or seconds from the push, after which it is not started any more.
             headers: a mapping of text to text that travels with the job.
 
         Raises:
-            OptionError: an option is not valid.
+            OptionError: an option is not valid. What options say together is checked at the push.
 
         Example:
             `send_invoice.options(delay=60, unique=f"invoice:{number}").push(session, number)`

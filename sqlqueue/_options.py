@@ -55,6 +55,9 @@ class RowOptionValues(TypedDict, total=False):
     delay: float | timedelta
     available_at: datetime
     unique: str | Key | bool
+    unique_until: Literal["finished", "started"]
+    unique_for: float | timedelta
+    on_conflict: Literal["keep", "replace"]
     max_attempts: int
     deadline: datetime | float | timedelta
     headers: Mapping[str, str]
@@ -78,7 +81,7 @@ class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
 # Promised names whose behaviour does not exist yet: refused, because ignoring one would be a lie about what happens.
 LATER_OPTIONS = frozenset(
     (
-        *("unique_for", "unique_until", "on_conflict", "ordered_by", "fair_by"),
+        *("ordered_by", "fair_by"),
         *("timeout", "fail_on_timeout", "middleware", "aliases", "limit", "limit_key"),
     )
 )
@@ -95,6 +98,9 @@ class RowOptions:
     delay: float | None = None
     available_at: datetime | None = None
     unique: str | Key | bool | None = None
+    unique_until: Literal["finished", "started"] | None = None
+    unique_for: float | None = None
+    on_conflict: Literal["keep", "replace"] | None = None
     max_attempts: int | None = None
     deadline: datetime | float | None = None
     headers: Mapping[str, str] | None = None
@@ -129,6 +135,23 @@ class RowOptions:
             below = replace(below, delay=None, available_at=None)
         given = {name: value for name in _ROW_CHECKS if (value := getattr(self, name)) is not None}
         return replace(below, **given) if given else below
+
+    def check_together(self) -> None:
+        """
+        For the options that a push has in the end, wherever they were given.
+
+        Raises:
+            OptionError: one of them says nothing, or no good, beside the others.
+        """
+        if self.unique is None:
+            for name in ("unique_until", "unique_for", "on_conflict"):
+                if getattr(self, name) is not None:
+                    raise OptionError(f"{name}: says how a unique key is held; give unique=… as well")
+        elif self.unique and self.unique_for and self.on_conflict == "replace":
+            raise OptionError(
+                "unique_for, on_conflict: a key that is still taken when its job is done leaves nothing to replace, "
+                "and what was pushed would be lost; give one of the two"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +251,31 @@ def _check_deadline(value: object) -> datetime | float:
 
 
 def _check_unique(value: object) -> str | Key | bool:
+    if isinstance(value, bool):
+        return value
     text = value.text if isinstance(value, Key) else value
-    if isinstance(text, bool) and not isinstance(value, Key):
-        return text
     if not isinstance(text, str) or not text:
         raise OptionError(f"unique: a key that is not empty, Key(…) or True, not {'an empty text' if text == '' else type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise OptionError("unique: the key holds a lone surrogate, which is no text") from None
+    _check_storable(text, "unique")
     return value  # type: ignore[return-value]
+
+
+def _check_storable(key: str, name: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise OptionError(f"{name}: the key holds a lone surrogate, which is no text") from None
+
+
+def _check_choice(name: str, *choices: str) -> Callable[[object], str]:
+    wanted = " or ".join(f'"{choice}"' for choice in choices)
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise OptionError(f"{name}: {wanted}, not {_shown(value)}")
+        return value
+
+    return check
 
 
 def _check_headers(value: object) -> Mapping[str, str]:
@@ -258,6 +296,9 @@ _ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
     "delay": lambda value: seconds(value, "delay"),
     "available_at": _check_instant("available_at"),
     "unique": _check_unique,
+    "unique_until": _check_choice("unique_until", "finished", "started"),
+    "unique_for": lambda value: seconds(value, "unique_for"),
+    "on_conflict": _check_choice("on_conflict", "keep", "replace"),
     "max_attempts": _check_int("max_attempts", 1, MOST_ATTEMPTS),
     "deadline": _check_deadline,
     "headers": _check_headers,
@@ -275,7 +316,11 @@ def stored_key(unique: str | Key | bool | None, name: str, payload: str) -> str 
         # The same arguments in another order are the same arguments.
         unique = "arguments:" + hashlib.sha256(json.dumps(json.loads(payload), sort_keys=True).encode()).hexdigest()
     owner, key = ("", unique.text) if isinstance(unique, Key) else (name, unique)
-    whole = f"unique:{owner}/{key}"
+    return _plain_or_digest("unique:", f"{owner}/{key}", "unique:/sha256:", key)
+
+
+def _plain_or_digest(space: str, name: str, digests: str, key: str) -> str:
+    whole = space + name
     if PLAIN_KEY.fullmatch(whole) and not key.startswith("sha256:"):
         return whole
-    return "unique:/sha256:" + hashlib.sha256(whole.encode()).hexdigest()
+    return digests + hashlib.sha256(whole.encode()).hexdigest()

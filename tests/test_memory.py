@@ -21,7 +21,7 @@ from sqlalchemy import Engine
 import sqlqueue
 from sqlqueue import Discard, Fail, Fixed, JobContext, Queue, Release, Worker
 from sqlqueue._dialects import server_of
-from sqlqueue._driver import claim, failed, lanes, reports, settle
+from sqlqueue._driver import claim, failed, holders, keys, lanes, reports, settle
 from sqlqueue._driver import push as pushing
 from sqlqueue._driver.settle import Complete, Move, Settlement
 from sqlqueue._driver.settle import Release as ReleaseRow
@@ -32,7 +32,7 @@ from tests.workers import PATIENCE, eventually, working
 
 ROUND, ROUNDS = 30, 3
 JOBS = 6 * ROUND * ROUNDS
-MODULES = (claim, failed, lanes, pushing, reports, settle)
+MODULES = (claim, failed, holders, keys, lanes, pushing, reports, settle)
 CACHES = [found for module in MODULES for found in vars(module).values() if hasattr(found, "cache_info")]
 ENDINGS = ("done", "retrying", "failed", "released", "discarded", "lost")
 

@@ -22,10 +22,16 @@ from sqlqueue._queue.looks import Looks
 
 HOUR = 3600
 QUEUES = ("high", "low")
-KEYS = ("a", "b", "c")
-SOME = 5
+KEYS = ("a", "b")
+HOLDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"unique_until": "started"},
+    {"on_conflict": "replace"},
+    {"unique_until": "started", "on_conflict": "replace"},
+)
+SOME = 3 + len(KEYS)
 SETTINGS = settings(
-    max_examples=15,
+    max_examples=25,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -75,25 +81,46 @@ class FailedJob:
 
 @dataclass(slots=True)
 class Model:
-    """Both tables. A key is held by the one job that is on the queue with it."""
+    """All tables. A job's own `key` says that it holds it, or has held it until another was pushed behind it."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     failed: dict[int, FailedJob] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    until_started: set[str] = field(default_factory=set)
+    """Keys that are free when their jobs start."""
 
-    def holder(self, key: str | None) -> int | None:
-        return next((job.id for job in self.jobs.values() if key is not None and job.key == key), None)
+    def holder(self, key: str | None) -> Job | None:
+        return self.jobs[self.keys[key]] if key is not None and key in self.keys else None
+
+    def hold(self, job: Job, until_started: bool = False) -> None:
+        self.jobs[job.id] = job
+        if job.key is not None:
+            self.keys[job.key] = job.id
+            (self.until_started.add if until_started else self.until_started.discard)(job.key)
+
+    def leave(self, id: int) -> Job:
+        job = self.jobs.pop(id)
+        if job.key is not None and self.keys.get(job.key) == id:
+            del self.keys[job.key]
+        return job
+
+    def start(self, job: Job, token: str) -> None:
+        job.attempts, job.token, job.held, job.ended = job.attempts + 1, token, True, False
+        if job.key is not None and job.key in self.until_started and self.keys.get(job.key) == job.id:
+            del self.keys[job.key]
+            job.key = None
 
     def held_by(self, delivery: Delivery) -> Job | None:
         job = self.jobs.get(delivery.id)
         return job if job is not None and job.held and job.token == delivery.token else None
 
     def fail(self, id: int, reason: str) -> None:
-        self.failed[id] = FailedJob(self.jobs.pop(id), reason)
+        self.failed[id] = FailedJob(self.leave(id), reason)
 
     def retry(self, id: int) -> None:
         old = self.failed.pop(id).job
         key = old.key if self.holder(old.key) is None else None
-        self.jobs[id] = Job(id, old.queue, old.priority, old.max_attempts, key, due=True)
+        self.hold(Job(id, old.queue, old.priority, old.max_attempts, key, due=True))
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -116,27 +143,32 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin_with_some(self) -> None:
-        for number in range(SOME):
-            self.push(queue=QUEUES[number % 2], priority=0, max_attempts=1 + number % 3, key=None, delay=0, commit=True)
+        for number, key in enumerate((None, None, None, *KEYS)):
+            self.push(queue=QUEUES[number % 2], priority=0, max_attempts=1 + number % 3, key=key, hold={}, delay=0, commit=True)
 
     @rule(
         queue=st.sampled_from(QUEUES),
         priority=st.sampled_from((-1, 0, 7)),
         max_attempts=st.integers(1, 3),
-        key=st.none() | st.sampled_from(KEYS),
+        key=st.sampled_from((None, *KEYS)),
+        hold=st.sampled_from(HOLDS),
         delay=st.sampled_from((0, 0, HOUR)),
         commit=st.booleans() | st.just(True),
     )
-    def push(self, *, queue: str, priority: int, max_attempts: int, key: str | None, delay: int, commit: bool) -> None:
+    def push(
+        self, *, queue: str, priority: int, max_attempts: int, key: str | None, hold: dict[str, Any], delay: int, commit: bool
+    ) -> None:
         options = {"queue": queue, "priority": priority, "max_attempts": max_attempts, "delay": delay}
-        job = self.job.options(**options, **({"unique": key} if key is not None else {}))  # type: ignore[arg-type]
+        job = self.job.options(**options, **({} if key is None else {"unique": key, **hold}))  # type: ignore[arg-type]
         pushed = self._push(job.push, commit)
-        holder = self.model.holder(key)
-        assert pushed.created == (holder is None)
-        if holder is not None:
-            assert pushed.id == holder
-        elif commit:
-            self.model.jobs[pushed.id] = Job(pushed.id, queue, priority, max_attempts, key, due=not delay)
+        holder, replaces = self.model.holder(key), hold.get("on_conflict") == "replace"
+        assert pushed.created == (holder is None or (replaces and holder.held))
+        if not pushed.created:
+            assert holder is not None
+            assert pushed.id == holder.id
+        if commit and (pushed.created or replaces):
+            new = Job(pushed.id, queue, priority, max_attempts, key, due=not delay, token=None if pushed.created else holder.token)  # type: ignore[union-attr]
+            self.model.hold(new, hold.get("unique_until") == "started")
 
     def _push(self, push: Callable[..., Pushed], commit: bool) -> Pushed:
         with self.queue.begin() as session:
@@ -158,7 +190,8 @@ class QueueMachine(RuleBasedStateMachine):
             job = self.model.jobs[delivery.id]
             assert (delivery.attempt, delivery.max_attempts, delivery.queue) == (job.attempts + 1, job.max_attempts, job.queue)
             assert (delivery.reclaimed_from is not None) == job.held
-            job.attempts, job.token, job.held, job.ended = job.attempts + 1, delivery.token, True, False
+            self.model.start(job, delivery.token)
+            assert delivery.unique == (job.key is not None)
         self.deliveries += claimed
 
     def _order(self, queues: list[str]) -> list[Job]:
@@ -228,7 +261,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _expect_settled(self, operation: str, job: Job, delay: int) -> None:
         match operation:
             case "complete":
-                del self.model.jobs[job.id]
+                self.model.leave(job.id)
             case "release" | "hand back":
                 job.held, job.ended, job.due = False, False, not delay
                 job.attempts -= operation == "hand back"
@@ -292,7 +325,7 @@ class QueueMachine(RuleBasedStateMachine):
         waiting = [job.id for job in self.model.jobs.values() if job.queue == queue and not job.held]
         assert self.queue.clear(queue) == len(waiting)
         for id in waiting:
-            del self.model.jobs[id]
+            self.model.leave(id)
 
     # --- what there is to see
 
@@ -306,7 +339,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert seen == {(j.id, j.queue, j.priority, j.attempts, j.max_attempts, _stored(j.key), j.held) for j in self._jobs()}
         seen = self._rows(failed.id, failed.attempts, failed.unique_key, failed.reason)
         assert seen == {(id, f.job.attempts, _stored(f.job.key), f.reason) for id, f in self.model.failed.items()}
-        assert self._rows(keys.key, keys.job_id) == {(_stored(job.key), job.id) for job in self._jobs() if job.key is not None}
+        assert self._rows(keys.key, keys.job_id) == {(_stored(key), id) for key, id in self.model.keys.items()}
 
     @invariant()
     def the_counts_are_as_the_model_says(self) -> None:

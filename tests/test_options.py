@@ -22,6 +22,9 @@ ROW_OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "delay": ([0, 0.5, 60, timedelta(days=1)], [-1, -0.001, float("nan"), float("inf"), True, "1", INSTANT, timedelta(-1), 10**400]),
     "available_at": ([INSTANT], [INSTANT.replace(tzinfo=None), INSTANT.date(), "2031-01-01", 5, timedelta(1)]),
     "unique": (["a", Key("a"), True, False, "x" * 10_000], ["", Key(""), "\ud800", 1, 0, b"a", ["a"]]),
+    "unique_until": (["finished", "started"], ["", "ended", "Started", True, 1, b"started", ["started"], "x" * 1000]),
+    "unique_for": ([0, 0.5, 60, timedelta(days=1)], [-1, -0.001, float("nan"), float("inf"), True, "1", INSTANT, timedelta(-1), 10**400]),
+    "on_conflict": (["keep", "replace"], ["", "Replace", "error", True, 1, ["keep"]]),
     "max_attempts": ([1, 2, 1_000_000], [0, -1, 1_000_001, 10**30, 1.0, True, "1"]),
     "deadline": ([INSTANT, 0, 0.5, 60, timedelta(1)], [INSTANT.replace(tzinfo=None), -1, float("nan"), True, "1", timedelta(-1)]),
     "headers": (
@@ -30,7 +33,7 @@ ROW_OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
     ),
 }
 LATER = [
-    *("unique_for", "unique_until", "on_conflict", "ordered_by", "fair_by"),
+    *("ordered_by", "fair_by"),
     *("timeout", "fail_on_timeout", "middleware", "aliases", "limit", "limit_key"),
 ]
 
@@ -58,7 +61,8 @@ def every_way(options: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("option", ROW_OPTIONS)
 def test_a_row_option_takes_what_it_can_keep(option: str, job: Job[[], None]) -> None:
     for value in ROW_OPTIONS[option][0]:
-        assert getattr(job.options(**{option: value}).bind().options, option) == value or isinstance(value, timedelta)
+        given = {"unique": True, option: value}  # some say how a key is held
+        assert getattr(job.options(**given).bind().options, option) == value or isinstance(value, timedelta)
 
 
 @pytest.mark.parametrize("option", ROW_OPTIONS)
@@ -111,6 +115,34 @@ def test_a_delay_and_an_instant_contradict_each_other() -> None:
     for way in every_way({"delay": 1, "available_at": INSTANT}):
         with pytest.raises(OptionError, match=r"^delay, available_at"):
             way()
+
+
+HOLDS: dict[str, Any] = {"unique_until": "started", "unique_for": 60, "on_conflict": "replace"}
+
+
+@pytest.mark.parametrize("option", HOLDS)
+def test_how_a_key_is_held_says_nothing_without_a_key(option: str) -> None:
+    """Asked of a push's options, wherever they were given: one place may say what is the key, and another how it is held."""
+    given = {option: HOLDS[option]}
+    queue = Queue()
+    job = queue.job(name="a", **given)(_nothing)
+    for way in (job.bind, job.options(priority=1).bind, lambda: queue.push_named(None, "b", {}, **given)):  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=f"^{option}.*unique="):
+            way()
+    assert getattr(job.options(unique="one").bind().options, option) == HOLDS[option]
+    assert job.options(unique=False).bind().key is None
+    queue.route("a", unique=True)
+    assert job.bind().key is not None
+
+
+def test_a_key_that_is_kept_for_a_time_leaves_nothing_to_replace() -> None:
+    queue = Queue()
+    job = queue.job(name="a", unique=True, unique_for=60)(_nothing)
+    replacing = job.options(on_conflict="replace")
+    with pytest.raises(OptionError, match=r"^unique_for, on_conflict"):
+        replacing.bind()
+    for harmless in ({"on_conflict": "keep"}, {"unique_for": 0}, {"unique": False}):
+        assert replacing.options(**harmless).bind()
 
 
 def test_a_refused_option_changes_nothing() -> None:

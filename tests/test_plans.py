@@ -30,6 +30,7 @@ from tests.rows import PATIENCE, Trap, at_commit, can_lock_rows, put, put_each
 from tests.servers import Database, Server
 
 SCHEDULED, HELD, OTHER_QUEUES, READY = 200_000, 10_000, 1_000, 600
+KEYS = 10_000
 BOUND = 100
 """Rows that a statement may read for a handful of jobs."""
 DAY = 86_400_000_000
@@ -90,6 +91,9 @@ def fill(queue: Queue, observer: Engine) -> None:
             } | more
             source = sa.select(*(value.label(column) for column, value in values.items())).where(number < count)
             connection.execute(sa.insert(jobs).from_select(list(values), source.select_from(numbers)))
+        for name, expires in (("held-", sa.null()), ("kept-", after(DAY))):
+            source = sa.select(sa.literal(name) + sa.cast(number, sa.String(10)), expires).where(number < KEYS)
+            connection.execute(sa.insert(queue.tables.keys).from_select(["key", "expires_at"], source.select_from(numbers)))
 
 
 def analyze(crowd: Crowd) -> None:

@@ -138,6 +138,16 @@ def test_a_unique_key_is_held_until_the_block_ends(send: Job[..., None], shop: Q
         assert once.push(None, ORDER).created  # type: ignore[arg-type]
 
 
+def test_a_replacing_push_takes_the_place_of_the_first(send: Job[..., None], shop: Queue) -> None:
+    replacing = send.options(unique="once", on_conflict="replace")
+    with shop.fake() as pushed:
+        first = replacing.push(None, ORDER, 1)  # type: ignore[arg-type]
+        send.push(None, ORDER, 2)  # type: ignore[arg-type]
+        second = replacing.options(delay=60).push(None, ORDER, 3)  # type: ignore[arg-type]
+    assert (second.id, second.created) == (first.id, False)
+    assert [(one.id, one.arguments.copies, one.delay) for one in pushed.of(send)] == [(first.id, 3, 60), (pushed[1].id, 2, 0)]
+
+
 def test_assertions_fail_and_say_what_was_pushed(send: Job[..., None], shop: Queue) -> None:
     with shop.fake() as pushed:
         with pytest.raises(AssertionError, match=r"orders\.send was not pushed; pushed were: nothing"):

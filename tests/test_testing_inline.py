@@ -297,6 +297,32 @@ def test_a_unique_key_is_held_until_the_job_has_run(engine: Engine, queue: Queue
     assert seen == [3, 4]
 
 
+def test_a_unique_key_is_held_as_its_push_says(engine: Engine, queue: Queue) -> None:
+    seen: list[int] = []
+    answers: list[bool] = []
+
+    @queue.job(name="again")
+    def again(number: int, options: dict[str, Any]) -> None:
+        seen.append(number)
+        if number < 3:
+            with Session(engine) as session, session.begin():
+                answers.append(again.options(unique="a", **options).push(session, number + 1, options).created)
+
+    def push(**options: Any) -> list[bool]:
+        seen.clear()
+        answers.clear()
+        with queue.inline(), Session(engine) as session, session.begin():
+            first = again.options(unique="a", **options).push(session, 0, options)
+            second = again.options(unique="a", **options).push(session, 1, options)
+            assert (second.id, second.created) == (first.id, False)
+        return answers
+
+    assert (push(), seen) == ([False], [0])
+    assert (push(unique_until="started"), seen) == ([True] * 3, [0, 1, 2, 3])
+    assert (push(unique_until="started", unique_for=60), seen) == ([False], [0])
+    assert (push(on_conflict="replace"), seen) == ([True] * 2, [1, 2, 3])
+
+
 def test_a_push_of_another_thread_runs_in_that_thread(engine: Engine, queue: Queue) -> None:
     ran_in: list[str] = []
 

@@ -17,7 +17,7 @@ from .engines import (
     driver_extra,
     producer_engine,
 )
-from .inserts import insert_if_absent, insert_rows, insert_with_key
+from .inserts import insert_if_absent, insert_or_lock, insert_rows, insert_with_key
 from .producers import check_transactional, closed_when_undone, left_when_undone
 from .rows import fetch_raw, moment_of, raw_moment, raw_parameter
 from .savepoints import begin_at_server
@@ -59,6 +59,7 @@ __all__ = [
     "driver_extra",
     "fetch_raw",
     "insert_if_absent",
+    "insert_or_lock",
     "insert_rows",
     "insert_with_key",
     "left_when_undone",

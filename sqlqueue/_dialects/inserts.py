@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
@@ -21,7 +21,7 @@ from .._tables import INNODB
 from .server import server_of
 from .trouble import Trouble, trouble_of
 
-__all__ = ["insert_if_absent", "insert_rows", "insert_with_key"]
+__all__ = ["insert_if_absent", "insert_or_lock", "insert_rows", "insert_with_key"]
 
 
 def insert_if_absent(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
@@ -45,20 +45,41 @@ def insert_if_absent(connection: sa.Connection, table: sa.Table, values: Mapping
     return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
 
 
+def insert_or_lock(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+    """
+    `insert_if_absent` for who is going to change the row that is there: on InnoDB that is locked, and the answer always False.
+
+    The error 1062 leaves a shared lock, and two who have one and both want to change the row are a deadlock. ON DUPLICATE
+    KEY UPDATE, of the primary key alone, locks that one row for its caller alone.
+    """
+    if connection.dialect.name not in INNODB:
+        return insert_if_absent(connection, table, values)
+    (key,) = table.primary_key.columns
+    connection.execute(mysql.insert(table).values(dict(values)).on_duplicate_key_update({key.name: key}))
+    return False
+
+
 def insert_with_key(
-    table: sa.Table, row: Mapping[str, sa.ColumnElement[Any]], keys: sa.Table, key: sa.ColumnElement[str]
+    table: sa.Table,
+    row: Mapping[str, sa.ColumnElement[Any]],
+    keys: sa.Table,
+    key: sa.ColumnElement[str],
+    hold: Mapping[str, sa.ColumnElement[Any]],
 ) -> ReturningInsert[Any]:
     """
     INSERT of a row together with the key that it holds, or of neither when the key is taken. Returns the new row's id.
 
     For servers that can write in WITH.
+
+    Args:
+        hold: what else the row of the key says, by column.
     """
     (id,) = table.primary_key.columns
     quoted = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]
     drawn = sa.cast(sa.func.nextval(sa.func.pg_get_serial_sequence(quoted, id.name)), id.type)
     # A key that is seen to be taken uses up no id. What is not seen, because it is new, the conflict tells.
-    free = sa.select(key, drawn).where(~sa.exists().where(keys.c.key == key))
-    claim = postgresql.insert(keys).from_select([keys.c.key, keys.c.job_id], free)
+    free = sa.select(key, drawn, *hold.values()).where(~sa.exists().where(keys.c.key == key))
+    claim = postgresql.insert(keys).from_select([keys.c.key, keys.c.job_id, *(keys.c[name] for name in hold)], free)
     taken = claim.on_conflict_do_nothing().returning(keys.c.job_id).cte("taken")
     source = sa.select(taken.c.job_id, *(value.label(name) for name, value in row.items()))
     return sa.insert(table).from_select([id.name, *row], source).returning(id)

@@ -104,7 +104,7 @@ class _Terms:
     choosy: bool
     """There are jobs that must not be run again after their worker died."""
     plain: bool = False
-    """Only jobs that nobody has had, and that may be run."""
+    """Only jobs that nobody has had, that may be run, and that hold no key."""
 
 
 def claim_lane(
@@ -138,8 +138,8 @@ def claim_lane(
 
 def claim_plain(connection: sa.Connection, tables: Tables, lane: Lane, limit: int, lease: Lease) -> list[ClaimedRow]:
     """
-    Take up to `limit` ready rows of the lane that nobody has had and that may be run, in one statement that needs no
-    transaction around it. For servers that can claim in one.
+    Take up to `limit` ready rows of the lane that nobody has had, that may be run, and that hold no key, in one statement
+    that needs no transaction around it. For servers that can claim in one.
     """
     server = server_of(connection.dialect)
     terms = _Terms(Company.NONE, ahead=False, choosy=False, plain=True)
@@ -299,7 +299,7 @@ def _candidates(tables: Tables, server: Server, terms: _Terms) -> sa.Select[Any]
     )
     fresh = jobs.reserved_until.is_(None)
     if terms.plain:
-        query = query.where(fresh, doom.is_(None))
+        query = query.where(fresh, doom.is_(None), jobs.unique_key.is_(None))  # a key may have to be freed as well
     elif terms.ahead:
         query = query.where(sa.or_(doom.is_not(None), sa.and_(fresh, *_may_wait(jobs, terms.choosy))))
     elif terms.company is Company.RECLAIMED:

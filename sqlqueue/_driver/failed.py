@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from .._dialects import delete_by_primary_key, lock_by_primary_key, now, server_of
 from .._failure import Reason
 from .._tables import Tables
-from .push import take_key
+from .holders import take_key
 
 __all__ = ["FailedJob", "count_failed", "forget_failed", "get_failed", "list_failed", "retry_failed", "select_failed"]
 

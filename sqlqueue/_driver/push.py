@@ -16,7 +16,6 @@ from sqlalchemy.exc import StatementError
 
 from .._dialects import (
     after,
-    insert_if_absent,
     insert_rows,
     insert_with_key,
     now,
@@ -28,19 +27,19 @@ from .._dialects import (
 from .._job import Pushed
 from .._tables import Tables
 from ..errors import LockTimeout
+from .holders import KEY_ROUNDS, PLAIN, Hold, Holder, find_holder, hold_columns, hold_differently, hold_values, own_key, pass_on
 
-__all__ = ["NewJob", "Terms", "insert_job", "insert_jobs", "insert_keyed_job", "take_key"]
+__all__ = ["NewJob", "Terms", "insert_job", "insert_jobs", "insert_keyed_job"]
 
 MANY_ROWS = 500
 MANY_BYTES = 1024 * 1024
 MICROSECONDS = 1_000_000
-KEY_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """
-    What a row says beside its arguments and its key. Times are either aware datetimes or seconds from the push.
+    What a row says beside its arguments and its key, and how it holds that. Times are aware datetimes or seconds from the push.
     """
 
     queue: str
@@ -50,6 +49,7 @@ class Terms:
     due: datetime | float
     deadline: datetime | float | None
     headers: str | None
+    hold: Hold = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +79,69 @@ def insert_job(connection: sa.Connection, tables: Tables, job: NewJob) -> int:
 
 def insert_keyed_job(connection: sa.Connection, tables: Tables, job: NewJob) -> Pushed:
     """
-    Write the job and its key, unless another job holds the key.
+    Write the job and its key, unless another job holds the key: then that one stays, or becomes this one if it still waits.
 
     The key goes first: the insert waits for nobody but an open transaction with the same key, its verdict is newer than
     any snapshot, and a duplicate takes no id.
     """
     assert job.key is not None
+    hold = job.terms.hold
     if server_of(connection.dialect).writes_in_with:
         id = _insert_both(connection, tables, job)
         if id is not None:
             return Pushed(id, created=True)
     for _ in range(KEY_ROUNDS):
-        holder = _holder(connection, tables, job.key)
+        holder = find_holder(connection, tables, job.key, replacing=hold.replaces)
         if holder is None:
             continue  # it was settled between the two statements
+        if holder.present and hold.replaces:
+            return _replace(connection, tables, job, holder)
         if holder.alive:
-            return Pushed(holder.job_id, created=False)
+            return Pushed(holder.job_id or 0, created=False)
         id = insert_job(connection, tables, job)
-        connection.execute(_own_key(tables), {"taken": job.key, "id": id})
+        own_key(connection, tables, job.key, id, hold)
         return Pushed(id, created=True)
     raise LockTimeout("the unique key changed hands at every look; nothing was written, push again")
+
+
+def _replace(connection: sa.Connection, tables: Tables, job: NewJob, holder: Holder) -> Pushed:
+    """
+    Let the job that holds the key become this one, or write this one behind it if it has started or is being claimed.
+
+    The key is locked, so nobody settles the holder, or passes its key on.
+    """
+    assert holder.job_id is not None
+    if holder.waiting and _lock_waiting(connection, tables, holder.job_id) and _become(connection, tables, job, holder.job_id):
+        hold_differently(connection, tables, holder, job.terms.hold)
+        return Pushed(holder.job_id, created=False)
+    id = insert_job(connection, tables, job)
+    pass_on(connection, tables, holder, id, job.terms.hold)
+    return Pushed(id, created=True)
+
+
+def _lock_waiting(connection: sa.Connection, tables: Tables, id: int) -> bool:
+    """
+    Whether the job still waits, and stays so. A lease that has ended is no waiting: its worker may yet complete the job.
+
+    An UPDATE would wait for a claim that is under way and then, although it changes nothing, keep the row of the running
+    job locked, so that its lease could not be renewed before the caller commits. That is also why only jobs are locked
+    that were seen waiting: a snapshot of the caller's that is older than the claim can still make InnoDB lock one.
+    """
+    server = server_of(connection.dialect)
+    if not server.row_locks:
+        return True
+    return connection.execute(_waiting(tables, server.skip_locked), {"waiting": id}).first() is not None
+
+
+def _become(connection: sa.Connection, tables: Tables, job: NewJob, id: int) -> bool:
+    """
+    Whether the job has become the one that is pushed.
+    """
+    wakes = wakes_by_push(connection)
+    statement = _update_waiting(tables, *_fixed_times(job.terms), wakes)
+    with _silent_about_values():
+        result = connection.execute(statement, _parameters(job) | {"waiting": id})
+        return result.first() is not None if wakes else result.rowcount == 1
 
 
 def _insert_both(connection: sa.Connection, tables: Tables, job: NewJob) -> int | None:
@@ -106,21 +149,11 @@ def _insert_both(connection: sa.Connection, tables: Tables, job: NewJob) -> int 
     The job and its key in one statement; None when the key is taken, perhaps by a job that is gone.
     """
     wakes = wakes_by_push(connection)
-    statement = _insert_keyed(tables, *_fixed_times(job.terms), wakes)
+    hold = job.terms.hold
+    statement = _insert_keyed(tables, *_fixed_times(job.terms), hold.kept_for is not None, wakes)
     with _silent_about_values():
-        id: int | None = connection.execute(statement, _parameters(job)).scalar_one_or_none()
+        id: int | None = connection.execute(statement, _parameters(job) | hold_values(hold)).scalar_one_or_none()
     return id
-
-
-def take_key(connection: sa.Connection, tables: Tables, key: str, job_id: int) -> bool:
-    """
-    Give the key to a job that is written in this transaction, if it is free.
-    """
-    holder = _holder(connection, tables, key)
-    if holder is None or holder.alive:
-        return False
-    connection.execute(_own_key(tables), {"taken": key, "id": job_id})
-    return True
 
 
 def insert_jobs(connection: sa.Connection, tables: Tables, jobs: Sequence[NewJob]) -> int:
@@ -153,87 +186,6 @@ def _silent_about_values() -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    job_id: int
-    alive: bool
-
-
-def _holder(connection: sa.Connection, tables: Tables, key: str) -> _Holder | None:
-    """
-    Take the key for us (not alive: a job id has to be written into it), or say who holds it, or None to look again.
-    """
-    if insert_if_absent(connection, tables.keys, {"key": key}):
-        return _Holder(0, alive=False)
-    current = _read_key(connection, tables, key)
-    if current is None:
-        return None
-    if current.alive:
-        return _Holder(current.job_id, alive=True)
-    taken = connection.execute(_take_over(tables), {"taken": key, "old": current.job_id}).rowcount
-    return _Holder(0, alive=False) if taken else None
-
-
-def _read_key(connection: sa.Connection, tables: Tables, key: str) -> _Holder | None:
-    """
-    Who holds the key: a job that exists, or one that is gone and kept it for a time, or nobody (not alive).
-    """
-    seen = connection.execute(_look(tables), {"taken": key}).one_or_none()
-    if not server_of(connection.dialect).snapshot_reads:
-        return None if seen is None else _Holder(seen.job_id or 0, alive=seen.present is not None or bool(seen.kept))
-    # The snapshot may be older than the key row. A job is written with its key: when the snapshot shows both the key
-    # with this id and no job, the job is gone; when it does not show that key, the job came later and is there.
-    locked = connection.execute(_look_locked(tables), {"taken": key}).one_or_none()
-    if locked is None:
-        return None
-    # A key without any job is what remains when the caller commits in spite of an error between key and job.
-    gone = locked.job_id is None or (seen is not None and seen.job_id == locked.job_id and seen.present is None)
-    return _Holder(locked.job_id or 0, alive=not gone or bool(locked.kept))
-
-
-def _kept(tables: Tables) -> sa.ColumnElement[bool]:
-    return sa.and_(tables.keys.c.expires_at.is_not(None), tables.keys.c.expires_at > now()).label("kept")
-
-
-@lru_cache(maxsize=256)
-def _look(tables: Tables) -> sa.Select[Any]:
-    keys, jobs = tables.keys.c, tables.jobs.c
-    joined = tables.keys.outerjoin(tables.jobs, jobs.id == keys.job_id)
-    return (
-        sa.select(keys.job_id, jobs.id.label("present"), _kept(tables))
-        .select_from(joined)
-        .where(keys.key == sa.bindparam("taken"))
-        .order_by(keys.job_id.desc())  # our own before the former holder's that an old snapshot still shows: see _own_key
-        .limit(1)
-    )
-
-
-@lru_cache(maxsize=256)
-def _look_locked(tables: Tables) -> sa.Select[Any]:
-    keys = tables.keys.c
-    return sa.select(keys.job_id, _kept(tables)).where(keys.key == sa.bindparam("taken")).with_for_update(read=True)
-
-
-@lru_cache(maxsize=256)
-def _take_over(tables: Tables) -> sa.Update:
-    keys = tables.keys.c
-    return (
-        sa.update(tables.keys)
-        .where(keys.key == sa.bindparam("taken"), sa.func.coalesce(keys.job_id, 0) == sa.bindparam("old"))
-        .values(job_id=None, expires_at=None)
-    )
-
-
-@lru_cache(maxsize=256)
-def _own_key(tables: Tables) -> sa.Update:
-    """
-    Of two rows with this key the one without a job is ours: an old snapshot on PostgreSQL also shows the former holder's,
-    and whoever touches a row that was deleted since gets a serialization error.
-    """
-    keys = tables.keys.c
-    return sa.update(tables.keys).where(keys.key == sa.bindparam("taken"), keys.job_id.is_(None)).values(job_id=sa.bindparam("id"))
-
-
 @lru_cache(maxsize=256)
 def _insert(tables: Tables, fixed_due: bool, fixed_deadline: bool, wakes: bool) -> Any:
     statement = sa.insert(tables.jobs).values(_new_row(tables, fixed_due, fixed_deadline))
@@ -241,10 +193,28 @@ def _insert(tables: Tables, fixed_due: bool, fixed_deadline: bool, wakes: bool) 
 
 
 @lru_cache(maxsize=256)
-def _insert_keyed(tables: Tables, fixed_due: bool, fixed_deadline: bool, wakes: bool) -> Any:
+def _insert_keyed(tables: Tables, fixed_due: bool, fixed_deadline: bool, keeps: bool, wakes: bool) -> Any:
     row = _new_row(tables, fixed_due, fixed_deadline)
-    statement = insert_with_key(tables.jobs, row, tables.keys, row["unique_key"])
+    statement = insert_with_key(tables.jobs, row, tables.keys, row["unique_key"], hold_columns(tables, keeps))
     return statement.returning(wake_row_of(tables)) if wakes else statement
+
+
+@lru_cache(maxsize=256)
+def _waiting(tables: Tables, skip_locked: bool) -> sa.Select[Any]:
+    jobs = tables.jobs.c
+    query = sa.select(jobs.id).where(jobs.id == sa.bindparam("waiting"), jobs.reserved_until.is_(None))
+    return query.with_for_update(skip_locked=skip_locked)
+
+
+@lru_cache(maxsize=256)
+def _update_waiting(tables: Tables, fixed_due: bool, fixed_deadline: bool, wakes: bool) -> Any:
+    """
+    All that a new row would say. The token stays: it may prove that a release, whose answer was lost, was applied.
+    """
+    jobs = tables.jobs.c
+    row = _new_row(tables, fixed_due, fixed_deadline) | {"last_error": sa.null()}
+    statement = sa.update(tables.jobs).where(jobs.id == sa.bindparam("waiting"), jobs.reserved_until.is_(None)).values(row)
+    return statement.returning(jobs.id, wake_row_of(tables)) if wakes else statement
 
 
 def _new_row(tables: Tables, fixed_due: bool, fixed_deadline: bool) -> dict[str, sa.ColumnElement[Any]]:

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from .._dialects import by_primary_key, by_ready_index, delete_by_primary_key, lock_by_primary_key, now
 from .._tables import Tables
+from .keys import free_keys
 from .lanes import Lane, find_lanes, in_lane
-from .settle import free_keys
 
 __all__ = ["QueueStats", "clear_group", "count_pending", "count_size", "has_jobs", "limited_stats", "queue_stats"]
 

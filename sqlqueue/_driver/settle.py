@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from .._dialects import after, among, by_primary_key, delete_by_primary_key, fetch_raw, lock_by_primary_key, now, server_of, storable
 from .._failure import CLASS_LENGTH, Failure
 from .._tables import Tables
+from .keys import free_keys
 from .push import microseconds
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "Return",
     "Settlement",
     "failed_already",
-    "free_keys",
     "last_errors",
     "lease_end",
     "lease_ended",
@@ -162,7 +162,7 @@ def _complete(connection: sa.Connection, tables: Tables, token: str, ids: list[i
 def _settle_others(connection: sa.Connection, tables: Tables, by_id: dict[int, Settlement], results: Results) -> None:
     locked = _lock(connection, tables, list(by_id))
     ours = [by_id[row.id] for row in locked if row.held and row.reserved_token == by_id[row.id].token]
-    blocked = _free_keys(connection, tables, ours)
+    blocked = free_keys(connection, tables, _leaving_with_keys(ours))
     ours = [settlement for settlement in ours if settlement.id not in blocked]
     _apply(connection, tables, ours)
     results.blocked |= blocked
@@ -228,17 +228,10 @@ def move_to_failed(connection: sa.Connection, tables: Tables, moves: Sequence[Se
     """
     Move rows that this transaction has locked or just taken; the ids of those whose key was not locked by somebody else.
     """
-    blocked = _free_keys(connection, tables, moves)
+    blocked = free_keys(connection, tables, _leaving_with_keys(moves))
     moving = [move for move in moves if move.id not in blocked]
     _apply(connection, tables, moving)
     return {move.id for move in moving}
-
-
-def free_keys(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> set[int]:
-    """
-    Free the unique keys of these jobs; the ids whose key somebody else has locked, so that they have to stay.
-    """
-    return _free_keys(connection, tables, [Settlement(id, "", True, Complete()) for id in ids])
 
 
 def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> None:
@@ -267,29 +260,12 @@ def _apply(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]
         connection.execute(_delete(tables.jobs, connection.dialect), {"ids": sorted(leaving)})
 
 
+def _leaving_with_keys(settlements: Sequence[Settlement]) -> list[int]:
+    return [settlement.id for settlement in settlements if settlement.keyed and isinstance(settlement.outcome, Complete | Move)]
+
+
 def _lock(connection: sa.Connection, tables: Tables, ids: list[int]) -> Sequence[sa.Row[Any]]:
     return connection.execute(_locking_look(tables, connection.dialect), {"ids": sorted(ids)}).all() if ids else []
-
-
-def _free_keys(connection: sa.Connection, tables: Tables, ours: Sequence[Settlement]) -> set[int]:
-    """
-    Free the keys of the jobs that leave the table; those whose key row is locked by a duplicate push stay for now.
-    """
-    keyed = [settlement.id for settlement in ours if settlement.keyed and isinstance(settlement.outcome, Complete | Move)]
-    if not keyed:
-        return set()
-    names = {row.id: row.unique_key for row in connection.execute(_key_names(tables, connection.dialect), {"ids": keyed})}
-    if not names:
-        return set()
-    held = connection.execute(_locking_keys(tables, connection.dialect), {"ids": sorted(names.values())}).all()
-    free = {row.key for row in held}
-    missing = sorted(set(names.values()) - free)
-    # Not returned: gone, or locked by somebody. A read without locks tells one from the other.
-    locked = set(connection.execute(_keys_present(tables, connection.dialect), {"ids": missing}).scalars()) if missing else set()
-    ending = sorted(row.key for row in held if not row.kept and names.get(row.job_id) == row.key)
-    if ending:
-        connection.execute(_delete(tables.keys, connection.dialect), {"ids": ending})
-    return {id for id, name in names.items() if name in locked}
 
 
 def _sort_out_rest(connection: sa.Connection, tables: Tables, group: Sequence[Settlement], results: Results, repeated: bool) -> None:
@@ -464,21 +440,3 @@ def _failed_values(connection: sa.Connection, id: int, move: Move) -> dict[str, 
 @lru_cache(maxsize=256)
 def _delete(table: sa.Table, dialect: sa.Dialect) -> sa.Executable:
     return delete_by_primary_key(dialect, table)
-
-
-@lru_cache(maxsize=256)
-def _key_names(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
-    jobs = tables.jobs.c
-    return sa.select(jobs.id, jobs.unique_key).where(among(dialect, jobs.id), jobs.unique_key.is_not(None))
-
-
-@lru_cache(maxsize=256)
-def _locking_keys(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
-    keys = tables.keys.c
-    kept = sa.and_(keys.expires_at.is_not(None), keys.expires_at > now()).label("kept")
-    return lock_by_primary_key(dialect, sa.select(keys.key, keys.job_id, kept), tables.keys)
-
-
-@lru_cache(maxsize=256)
-def _keys_present(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
-    return sa.select(tables.keys.c.key).where(among(dialect, tables.keys.c.key))

@@ -5,6 +5,7 @@ One claim: what is asked for, the transaction that takes it, and what is made of
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from .._arguments import from_json
 from .._dialects import moment_of
 from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, claim_plain, company_of, put_back
+from .._driver.keys import let_go
 from .._driver.lanes import Lane
 from .._driver.settle import Move, Settlement, failed_already, last_errors, move_to_failed
 from .._failure import Failure, Reason
@@ -30,7 +32,7 @@ Doomed = list[tuple[ClaimedRow, Failure]]
 MOST_AT_ONCE = 1000
 MOST_BYTES = 16 * 2**20  # of payloads that wait in memory
 DOOMED_ROUNDS, MOST_DOOMED = 20, 500
-BLOCKED_PAUSE = 1.0
+BLOCKED_PAUSE, LOCKED_KEY_PAUSE = 1.0, 0.1
 
 
 class _Taken(NamedTuple):
@@ -152,18 +154,19 @@ class Taking:
         while wanted := self._wanted(ahead=ahead):
             if rounds == DOOMED_ROUNDS or moved > MOST_DOOMED:
                 return False
-            rows = claim_lane(self._connection, self._tables, lane, wanted, self._terms, begin=begin, company=self.company, ahead=ahead)
+            found = claim_lane(self._connection, self._tables, lane, wanted, self._terms, begin=begin, company=self.company, ahead=ahead)
+            rows = self._let_go_of_keys(found)
             doomed = self._sort(lane, rows)
             if doomed:
                 self.move(doomed)
             before = self.company
             if not ahead:  # where none that comes back from a dead worker is
                 self.company = company_of(((True, row.last_attempt) for row in rows if row.comes_back), before)
-            if rows and self.company is Company.NONE:  # otherwise some may have been passed over for the company's sake
-                begin = max(row.due for row in rows)
+            if found and self.company is Company.NONE:  # otherwise some may have been passed over for the company's sake
+                begin = max(row.due for row in found)
                 self.passed.append((lane, ahead, begin))
-            # Rows that were passed over, or moved away, may hide others behind them.
-            if not rows or (len(rows) < wanted and self.company is before and not doomed):
+            # Rows that were passed over, put back, or moved away, may hide others behind them.
+            if not found or (len(rows) < wanted and self.company is before and not doomed and len(rows) == len(found)):
                 break
             moved, rounds = moved + len(doomed), rounds + 1
         return True
@@ -187,6 +190,19 @@ class Taking:
         moved = move_to_failed(connection, tables, [_move_of(row, failure, self._terms) for row, failure in moving])
         # The others stay: a duplicate push holds their key. Under our lease they would look like jobs that we died of.
         put_back(connection, tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
+
+    def _let_go_of_keys(self, rows: Sequence[ClaimedRow]) -> Sequence[ClaimedRow]:
+        """
+        Free the keys that are held until a job starts, and leave those jobs that must not start yet.
+        """
+        keyed = [(row.id, row.unique_key) for row in rows if row.unique_key is not None and row.doom is None]
+        if not keyed:
+            return rows
+        free, blocked = let_go(self._connection, self._tables, keyed)
+        if blocked:
+            put_back(self._connection, self._tables, (row for row in rows if row.id in blocked), LOCKED_KEY_PAUSE)
+            self.look.back_at = time.monotonic() + LOCKED_KEY_PAUSE
+        return [row._replace(unique_key=None) if row.id in free else row for row in rows if row.id not in blocked]
 
     def _sort(self, lane: Lane, rows: Sequence[ClaimedRow]) -> Doomed:
         """

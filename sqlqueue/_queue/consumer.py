@@ -143,7 +143,12 @@ class Consumer(Transactions):
         Seconds until the next job may be claimed as far as the last look knows, without asking the database.
         """
         look = self._looks.last(queues)
-        return None if look is None else min((lane.due_in - look.age for lane in look.lanes if lane.due_in > 0), default=None)
+        if look is None:
+            return None
+        waits = [lane.due_in - look.age for lane in look.lanes if lane.due_in > 0]
+        if (back_in := look.back_at - time.monotonic()) > 0:
+            waits.append(back_in)
+        return min(waits, default=None)
 
     def settle(self, group: Sequence[Settlement], *, lock_wait: float | None = None, repeated: bool = False) -> Results:
         """

@@ -31,6 +31,8 @@ class Look:
     began: float
     took: float
     lanes: list[Lane]
+    back_at: float = 0.0
+    """When the last rows that a claim has put back may be claimed."""
     _beginnings: dict[tuple[Lane, bool], Any] = field(default_factory=dict)
 
     @property

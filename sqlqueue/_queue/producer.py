@@ -13,7 +13,8 @@ from .._arguments import check_json, to_json
 from .._backoff import Backoff, delay_after
 from .._dialects import closed_when_undone
 from .._driver import push as driver
-from .._driver.push import NewJob, Terms
+from .._driver.holders import Hold
+from .._driver.push import NewJob, Terms, microseconds
 from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
 from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options
 from .._tables import Tables
@@ -119,8 +120,13 @@ class Producer(Configured):
     def effective(self, name: str, options: RowOptions, decorated: RowOptions) -> RowOptions:
         """
         The options that a push with these would use.
+
+        Raises:
+            OptionError: they do not go together.
         """
-        return self.registry.row_options(name, options, decorated)
+        effective = self.registry.row_options(name, options, decorated)
+        effective.check_together()
+        return effective
 
     def push_bound(self, session: AnySession, bound: BoundJob, /) -> Pushed:
         """
@@ -135,7 +141,7 @@ class Producer(Configured):
                 pushed = Pushed(driver.insert_job(connection, self.tables, job), created=True)
             else:
                 pushed = driver.insert_keyed_job(connection, self.tables, job)
-        if pushed.created:
+        if pushed.created or job.terms.hold.replaces:
             self.wakes.pushed(session, connection, (job.terms.queue,))
         return pushed
 
@@ -157,7 +163,7 @@ class Producer(Configured):
         other out. Everything is checked before anything is written.
 
         Returns:
-            How many were written: all but those whose unique key another job holds.
+            How many were written: all but those whose unique key another job holds, which stays or is replaced.
         """
         bound = list(jobs)
         rows = self._new_jobs(bound)
@@ -168,7 +174,7 @@ class Producer(Configured):
         with closed_when_undone(connection):
             written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
             written += driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
-        if written:
+        if written or any(row.terms.hold.replaces for row in keyed):
             self.wakes.pushed(session, connection, {row.terms.queue for row in rows})
         return written
 
@@ -260,4 +266,13 @@ def _terms(name: str, options: RowOptions) -> Terms:
         due=options.available_at if options.available_at is not None else options.delay or 0.0,
         deadline=options.deadline,
         headers=to_json(dict(options.headers)) if options.headers else None,
+        hold=_hold(options),
+    )
+
+
+def _hold(options: RowOptions) -> Hold:
+    return Hold(
+        until_started=options.unique_until == "started",
+        kept_for=microseconds(options.unique_for) if options.unique_for else None,
+        replaces=options.on_conflict == "replace",
     )

@@ -54,6 +54,7 @@ class InlineRuns(Sequence[JobRun]):
         self._queue = queue
         self._guard = threading.Lock()
         self._keys: dict[str, int] = {}
+        self._running: set[int] = set()
         self._runs: list[JobRun] = []
         self._here = threading.local()
         self.commits: Commits[_Waiting] = Commits(self._run_all, self._free)
@@ -85,19 +86,21 @@ class InlineRuns(Sequence[JobRun]):
         connection = producer_connection(session, self._queue.tables.jobs, "push")
         with self._guard:
             holder = None if job.key is None else self._keys.get(job.key)
-            if holder is not None:
+            if holder is not None and not job.terms.hold.replaces:
                 return Pushed(holder, created=False)
-            id = next(MADE_UP_IDS)
+            created = holder is None or holder in self._running
+            id = next(MADE_UP_IDS) if holder is None or created else holder
             if job.key is not None:
                 self._keys[job.key] = id
         generation = getattr(self._here, "generation", 0)
         self.commits.note(session, connection, _Waiting(id, job, _instant(job.terms.deadline), generation))
-        return Pushed(id, created=True)
+        return Pushed(id, created=created)
 
     def _run_all(self, waiting: list[_Waiting]) -> None:
         """
         Run jobs in the order in which they were pushed; those that they push themselves after them, not inside of them.
         """
+        waiting = list({one.id: one for one in waiting}.values())  # the last of those that have replaced each other
         line: deque[_Waiting] | None = getattr(self._here, "line", None)
         if line is not None:
             line.extend(waiting)
@@ -114,16 +117,23 @@ class InlineRuns(Sequence[JobRun]):
 
     def _run(self, waiting: _Waiting) -> None:
         delivery = _delivery(waiting)
+        hold = waiting.job.terms.hold
+        with self._guard:
+            self._running.add(waiting.id)
+        if hold.until_started and not hold.kept_for:
+            self._free([waiting])
         ended, error = run_here(self._queue, Held(delivery, time.monotonic()), lambda lease: True)
         with self._guard:
+            self._running.discard(waiting.id)
             self._runs.append(job_run(self._queue, delivery, ended.status, ended.note, error))
-        self._free([waiting])
+        if not hold.kept_for:  # else its time is not over before the block is
+            self._free([waiting])
 
     def _free(self, ended: list[_Waiting]) -> None:
         with self._guard:
             for one in ended:
-                if one.job.key is not None:
-                    self._keys.pop(one.job.key, None)
+                if one.job.key is not None and self._keys.get(one.job.key) == one.id:
+                    del self._keys[one.job.key]
 
 
 @contextmanager

@@ -60,6 +60,9 @@ class Pushes(Sequence[PushedJob]):
         with self._guard:
             holder = None if job.key is None else self._keys.get(job.key)
             if holder is not None:
+                if job.terms.hold.replaces:
+                    replacement = pushed_job(self._registry, holder, bound, job)
+                    self._records = [replacement if one.id == holder else one for one in self._records]
                 return Pushed(holder, created=False)
             id = next(MADE_UP_IDS)
             record = pushed_job(self._registry, id, bound, job)
