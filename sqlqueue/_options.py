@@ -26,6 +26,7 @@ __all__ = [
     "check_queue_name",
     "split_options",
     "stored_key",
+    "stored_once_key",
 ]
 
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,190}")
@@ -317,6 +318,19 @@ def stored_key(unique: str | Key | bool | None, name: str, payload: str) -> str 
         unique = "arguments:" + hashlib.sha256(json.dumps(json.loads(payload), sort_keys=True).encode()).hexdigest()
     owner, key = ("", unique.text) if isinstance(unique, Key) else (name, unique)
     return _plain_or_digest("unique:", f"{owner}/{key}", "unique:/sha256:", key)
+
+
+def stored_once_key(key: object) -> str:
+    """
+    The text under which the key of `Queue.once` is stored.
+
+    Raises:
+        OptionError: not a text, or an empty one.
+    """
+    if not isinstance(key, str) or not key:
+        raise OptionError(f"key: a text that is not empty, not {'an empty one' if key == '' else f'a {type(key).__name__}'}")
+    _check_storable(key, "key")
+    return _plain_or_digest("once:", key, "once:sha256:", key)
 
 
 def _plain_or_digest(space: str, name: str, digests: str, key: str) -> str:

@@ -175,3 +175,28 @@ def push_some_of(url: str, keys: list[str], rounds: int, seed: int) -> tuple[lis
         written += [(key, push.id) for key, push in pushed if push.created]
     engine.dispose()
     return written, conflicts
+
+
+def ask_once(url: str, keys: list[str], seed: int) -> tuple[list[str], int]:
+    """
+    Ask for each key in an order of its own, in a process of its own, and once more after a conflict.
+
+    Returns the keys for which this was the first time, and how many conflicts there were.
+    """
+    engine = sa.create_engine(url)
+    queue = Queue()
+    first: list[str] = []
+    conflicts = 0
+    for key in random.Random(seed).sample(keys, len(keys)):
+        while True:
+            try:
+                with engine.begin() as connection:
+                    if queue.once(connection, key):
+                        first.append(key)
+                break
+            except DBAPIError as error:
+                if not is_conflict(error):
+                    raise
+                conflicts += 1
+    engine.dispose()
+    return first, conflicts

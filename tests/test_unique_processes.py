@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from sqlqueue import Queue
 from sqlqueue._driver.settle import Complete, Settlement
-from tests.producers import job_ids, key_names, push_some_of
+from tests.producers import ask_once, job_ids, key_names, push_some_of
 from tests.servers import Database
 
 PROCESSES = 4
@@ -51,3 +51,9 @@ def test_no_key_is_held_twice_and_no_job_is_lost(
     assert len(written) > len(KEYS), "the workers freed no key: nothing was tried"
     assert Counter(handed_out) == Counter(written)
     assert key_names(observer, queue) == []
+
+
+@pytest.mark.slow
+def test_once_is_once_among_processes(processes: ProcessPoolExecutor, database: Database, queue: Queue) -> None:
+    running = [processes.submit(ask_once, database.url, KEYS, seed) for seed in range(PROCESSES)]
+    assert sorted(key for future in running for key in future.result()[0]) == sorted(KEYS)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from .._dialects import after, insert_if_absent, insert_or_lock, now, server_of
 from .._tables import Tables
+from ..errors import LockTimeout
 
 __all__ = [
     "KEY_ROUNDS",
@@ -28,6 +29,7 @@ __all__ = [
     "own_key",
     "pass_on",
     "take_key",
+    "take_once",
 ]
 
 KEY_ROUNDS = 5
@@ -151,6 +153,24 @@ def hold_values(hold: Hold) -> dict[str, Any]:
     return {"owner": hold.owner} | ({} if hold.kept_for is None else {"kept_for": hold.kept_for})
 
 
+def take_once(connection: sa.Connection, tables: Tables, key: str, kept_for: int | None) -> bool:
+    """
+    Whether nobody has taken this key, which no job holds, in a committed transaction and for a time that is not over.
+    """
+    ends = None if kept_for is None else after(kept_for)
+    for _ in range(KEY_ROUNDS):
+        if insert_if_absent(connection, tables.keys, {"key": key, "expires_at": ends}):
+            return True
+        expired = connection.execute(_look_whether_expired(tables, server_of(connection.dialect).snapshot_reads), {"taken": key}).scalar()
+        if expired is None:
+            continue  # it was swept between the two statements
+        if not expired:
+            return False
+        if connection.execute(_take_again(tables).values(expires_at=ends), {"taken": key}).rowcount:
+            return True
+    raise LockTimeout("the key changed hands at every look; nothing was written, try again")
+
+
 def kept(tables: Tables) -> sa.ColumnElement[bool]:
     """
     Whether the time that a key is taken for is not over.
@@ -239,3 +259,19 @@ def _pass_on(tables: Tables) -> sa.Update:
     keys = tables.keys.c
     theirs = sa.update(tables.keys).where(keys.key == sa.bindparam("taken"), keys.job_id == sa.bindparam("old"))
     return theirs.values(job_id=sa.bindparam("id"), owner=sa.bindparam("owner"))
+
+
+@lru_cache(maxsize=256)
+def _look_whether_expired(tables: Tables, locking: bool) -> sa.Select[Any]:
+    keys = tables.keys.c
+    over = sa.case((sa.and_(keys.expires_at.is_not(None), keys.expires_at <= now()), 1), else_=0)
+    query = sa.select(over).where(keys.key == sa.bindparam("taken"))
+    # One row, though an old snapshot on PostgreSQL may show the former one beside our own.
+    query = query.order_by(over).limit(1)
+    return query.with_for_update(read=True) if locking else query
+
+
+@lru_cache(maxsize=256)
+def _take_again(tables: Tables) -> sa.Update:
+    keys = tables.keys.c
+    return sa.update(tables.keys).where(keys.key == sa.bindparam("taken"), keys.expires_at <= now())

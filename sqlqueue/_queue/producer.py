@@ -5,18 +5,19 @@ Registering jobs and pushing them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
 from .._arguments import check_json, to_json
-from .._backoff import Backoff, delay_after
+from .._backoff import Backoff, delay_after, seconds
 from .._dialects import closed_when_undone
 from .._driver import push as driver
-from .._driver.holders import Hold
+from .._driver.holders import Hold, take_once
 from .._driver.push import NewJob, Terms, microseconds
 from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
-from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options
+from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options, stored_once_key
 from .._tables import Tables
 from ..errors import ArgumentError, OptionError
 from .database import Configured
@@ -208,6 +209,41 @@ class Producer(Configured):
         `push_named` for an AsyncSession or AsyncConnection.
         """
         return await self.push_bound_async(session, self._bind_named(name, payload, options))
+
+    def once(self, session: AnySession, key: str, /, *, expire_after: float | timedelta | None = None) -> bool:
+        """
+        Whether this is the first time for this key, in a transaction that commits: a guard for handlers with outside effects.
+
+        The answer belongs to the caller's transaction: if that rolls back, it was not the first time. Somebody who asks
+        meanwhile waits for its end. Keys are shared by everything that uses the queue's tables.
+
+        Args:
+            expire_after: seconds or a timedelta after which the key is forgotten; never if not given.
+
+        Raises:
+            OptionError: the key is no text, or the duration is none.
+            NotTransactional: this connection would not commit the answer together with your work.
+
+        Example:
+            ```python
+            with Session(engine) as session, session.begin():
+                if queue.once(session, f"paid:{order_id}"):
+                    session.add(Payment(order_id=order_id))
+            ```
+        """
+        stored = stored_once_key(key)
+        kept_for = None if expire_after is None else microseconds(seconds(expire_after, "expire_after"))
+        connection = producer_connection(session, self.tables.jobs, "once")  # the keys are where the jobs are
+        with closed_when_undone(connection):
+            return take_once(connection, self.tables, stored, kept_for)
+
+    async def once_async(self, session: AnyAsyncSession, key: str, /, *, expire_after: float | timedelta | None = None) -> bool:
+        """
+        `once` for an AsyncSession or AsyncConnection.
+        """
+        checked = check_async(session, "once")
+        first: bool = await checked.run_sync(lambda sync: self.once(sync, key, expire_after=expire_after))
+        return first
 
     @property
     def _takes_any_session(self) -> bool:

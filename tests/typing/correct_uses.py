@@ -107,6 +107,7 @@ def options(session: Session) -> None:
     bare.options(unique=Key("a"), deadline=60, headers={"a": "b"}).options(queue="q").push(session, 1, copy=True)
     with_context.options(available_at=datetime.now(UTC)).bind(1, {})
     bare.options(unique=True, unique_until="started", unique_for=timedelta(hours=1), on_conflict="keep").bind(1)
+    assert_type(queue.once(session, "a", expire_after=60), bool)
     queue.route(bare, queue="slow", backoff=Steps([1, 2]))
     queue.route("named", max_attempts=2)
     queue.push_named(session, "a", {"b": [1]}, priority=3)
