@@ -218,6 +218,7 @@ def test_everything_that_a_consumer_does_reads_a_few_rows(crowd: Crowd) -> None:
         "releasing": lambda: settle(Release(3600, "no")),
         "failing": lambda: settle(Move(failure, "w")),
         "renewing": renew,
+        "sweeping keys": consumer.sweep_keys,
     }
     for state in ("as filled", "analyzed"):
         for name, operation in operations.items():

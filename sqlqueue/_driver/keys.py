@@ -1,5 +1,5 @@
 """
-Ends of keys: freed by the claim or the settlement of their jobs.
+Ends of keys: freed by the claim or the settlement of their jobs, or swept when their time is over.
 
 Rows of keys that somebody else has locked are passed over, so that nobody here waits for a producer's transaction.
 """
@@ -7,18 +7,21 @@ Rows of keys that somebody else has locked are passed over, so that nobody here 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
-from .._dialects import among, delete_by_primary_key, lock_by_primary_key
+from .._dialects import among, delete_by_primary_key, lock_by_primary_key, now
 from .._tables import Tables
 from .holders import LET_GO, UNTIL_STARTED, kept
 
-__all__ = ["free_keys", "let_go"]
+__all__ = ["LONGEST_AGO", "delete_expired", "expired_keys", "free_keys", "let_go"]
 
 GROUP = 500
+SWEPT, LOOKED_AT = 100, 1000
+LONGEST_AGO = datetime(1000, 1, 2, tzinfo=UTC)
 
 
 def free_keys(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> set[int]:
@@ -68,6 +71,30 @@ def let_go(connection: sa.Connection, tables: Tables, jobs: Collection[tuple[int
     return free, blocked
 
 
+def expired_keys(connection: sa.Connection, tables: Tables, since: datetime) -> tuple[list[str], datetime]:
+    """
+    Some of the keys whose time was over after `since` and that no job holds.
+
+    Returns:
+        The keys, and since when to look next time: many keys that waiting jobs hold must not hide the others for ever.
+    """
+    rows = sorted(connection.execute(_expired(tables), {"since": since}), key=lambda row: row.expires_at)
+    free = [row.key for row in rows if not row.held]
+    if len(free) > SWEPT:
+        return free[:SWEPT], since
+    return free, rows[-1].expires_at if len(rows) == LOOKED_AT else LONGEST_AGO
+
+
+def delete_expired(connection: sa.Connection, tables: Tables, keys: Sequence[str]) -> int:
+    """
+    Delete those of the keys that are still expired, and that nobody has locked; how many.
+    """
+    ending = list(connection.execute(_locking_expired(tables, connection.dialect), {"ids": sorted(keys)}).scalars())
+    if ending:
+        connection.execute(_delete_keys(tables, connection.dialect), {"ids": sorted(ending)})
+    return len(ending)
+
+
 def _groups(jobs: Sequence[tuple[int, str]]) -> Iterator[Sequence[tuple[int, str]]]:
     for start in range(0, len(jobs), GROUP):
         yield jobs[start : start + GROUP]
@@ -78,6 +105,11 @@ def _end_keys(connection: sa.Connection, tables: Tables, ending: list[str], kept
         connection.execute(_delete_keys(tables, connection.dialect), {"ids": sorted(ending)})
     if kept:
         connection.execute(_mark_let_go(tables, connection.dialect), {"ids": sorted(kept)})
+
+
+def _unheld(tables: Tables) -> sa.ColumnElement[bool]:
+    jobs, keys = tables.jobs.c, tables.keys.c
+    return ~sa.exists().where(jobs.id == keys.job_id, jobs.unique_key == keys.key)
 
 
 @lru_cache(maxsize=256)
@@ -116,3 +148,24 @@ def _mark_let_go(tables: Tables, dialect: sa.Dialect) -> sa.Update:
 @lru_cache(maxsize=256)
 def _forget_key(tables: Tables, dialect: sa.Dialect) -> sa.Update:
     return sa.update(tables.jobs).where(among(dialect, tables.jobs.c.id)).values(unique_key=None)
+
+
+@lru_cache(maxsize=256)
+def _expired(tables: Tables) -> sa.Select[Any]:
+    keys, jobs = tables.keys.c, tables.jobs.c
+    first = (
+        sa.select(keys.key, keys.job_id, keys.expires_at)
+        .where(keys.expires_at <= now(), keys.expires_at > sa.bindparam("since", type_=keys.expires_at.type))
+        .order_by(keys.expires_at)
+        .limit(LOOKED_AT)
+        .subquery("expired")
+    )
+    holding = sa.and_(jobs.id == first.c.job_id, jobs.unique_key == first.c.key)
+    return sa.select(first.c.key, first.c.expires_at, jobs.id.is_not(None).label("held")).select_from(first.outerjoin(tables.jobs, holding))
+
+
+@lru_cache(maxsize=256)
+def _locking_expired(tables: Tables, dialect: sa.Dialect) -> sa.Select[Any]:
+    keys = tables.keys.c
+    still = sa.select(keys.key).where(keys.expires_at <= now(), _unheld(tables))
+    return lock_by_primary_key(dialect, still, tables.keys)

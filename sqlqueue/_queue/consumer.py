@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .._dialects import Trouble, server_of, trouble_of
 from .._driver.claim import Company, Lease, taken_under
+from .._driver.keys import LONGEST_AGO, delete_expired, expired_keys
 from .._driver.lanes import Lane, announced_lane, find_lanes
 from .._driver.settle import GROUP, Results, Return, Settlement, lost_leases, renew, settle
 from .._job import Delivery
@@ -30,6 +32,7 @@ from .transactions import Transactions
 __all__ = ["Consumer", "host_name"]
 
 CLEARING_TIME = 1.0
+SWEEPING_LOCK_WAIT = 1.0
 UNANSWERED = 5.0  # how long a server may be busy with a COMMIT whose connection is gone
 
 
@@ -187,6 +190,17 @@ class Consumer(Transactions):
             if rest:
                 lost |= self.read(lambda connection, rest=rest: lost_leases(connection, self._tables, rest))  # type: ignore[misc]
         return renewed, lost
+
+    def sweep_keys(self, since: datetime = LONGEST_AGO) -> datetime:
+        """
+        Delete some keys whose time was over after `since` and that no job holds; since when to look next time.
+
+        Nothing is written, and nobody's writing waits for us, where there are none.
+        """
+        keys, following = self.read(lambda connection: expired_keys(connection, self._tables, since))
+        if keys:
+            self.write(lambda connection: delete_expired(connection, self._tables, keys), lock_wait=SWEEPING_LOCK_WAIT)
+        return following
 
     def _look(self, queues: Sequence[str], connection: sa.Connection) -> Look:
         began = time.monotonic()

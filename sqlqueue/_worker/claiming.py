@@ -19,6 +19,7 @@ from .logs import log
 from .renewing import Renewer
 from .shift import HANDED_BACK, MOST_UNSETTLED, Held, Shift
 from .summary import MAX_JOBS, Meter
+from .sweeping import Sweeping
 from .trouble import TROUBLE, kind_of, passes, unusable
 from .trouble import first_line as what_it_said
 from .waking import Waking
@@ -63,6 +64,7 @@ class Claimer:
         self._renewer = renewer
         self._wait_for_database = wait_for_database
         self._waking = Waking(shift, wanted=shift.idling.notify and not shift.limits.stop_when_empty)
+        self._sweeping = Sweeping(shift)
         self._trouble_pause = FIRST_PAUSE
         self._next_look = 0.0
         self._earliest = 0.0  # nothing that wakes us brings the next look forward beyond this
@@ -231,6 +233,7 @@ class Claimer:
         shift.patience.succeeded()
         self._refresh(claimed, time.monotonic() - began)
         self._hand_out(claimed, meter)
+        self._sweeping.sweep_when_due()
         if empty:
             shift.reach("empty")
         self._filled = len(claimed) == room.free + room.ahead
