@@ -38,7 +38,7 @@ def test_four_workers_run_every_job_once(site: Site) -> None:
     no_complaints(processes)
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(JOBS, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [4000, pytest.param(JOBS, marks=pytest.mark.chaos)])
 def test_a_killed_worker_costs_one_attempt_of_what_it_ran(site: Site, count: int) -> None:
     site.use_write_ahead_log()
     ids = site.push("effect", count)
