@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine
 
 from sqlqueue import Queue, Worker
+from sqlqueue._worker import claiming
 from sqlqueue._worker.shift import MOST_AHEAD, Pace
 from tests.acceptance.processes import Site, site_on
 from tests.rows import put, statements_of
@@ -145,3 +146,34 @@ def test_rows_of_a_thousand_single_attempts_are_not_put_back_and_forth(queue: Qu
     with statements_of(queue.consumer.engine) as seen:
         assert work_off(queue).counts == {"done": 300}
     assert len(seen) < 300 * 2
+
+
+@pytest.mark.parametrize("row", [{"max_attempts": 1}, {"lease_in": -40}], ids=["a single attempt", "its worker died"])
+def test_what_may_not_wait_for_a_slot_gets_one_while_others_come(
+    queue: Queue, observer: Engine, row: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims for what is going to wait pass it over; as long as every slot has something waiting for it there is no other claim."""
+    monkeypatch.setattr(claiming, "LONGEST_PASSED_OVER", 0.05)
+    ran: list[str] = []
+    queue.job(name="waits")(lambda: ran.append("waits"))
+    queue.job(name="first")(lambda: ran.append("first"))
+    put(observer, queue, 300, name="waits", payload="{}", due_in=-100)
+    put(observer, queue, 30, name="first", payload="{}", **({"due_in": -50} | row))
+    put(observer, queue, 6000, name="waits", payload="{}", due_in=-5)
+    work_off(queue)
+    assert ran.count("first") == 30
+    last = max(place for place, name in enumerate(ran) if name == "first")
+    assert last < len(ran) * 3 / 4
+
+
+def test_a_low_priority_does_not_overtake_for_long(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "LONGEST_PASSED_OVER", 0.05)
+    ran: list[str] = []
+    queue.job(name="low")(lambda: ran.append("low"))
+    queue.job(name="high")(lambda: ran.append("high"))
+    put(observer, queue, 300, name="low", payload="{}", due_in=-100)
+    put(observer, queue, 6000, name="low", payload="{}", priority=-1)
+    put(observer, queue, 50, name="high", payload="{}", max_attempts=1)
+    work_off(queue)
+    between = ran[ran.index("high") :].count("low") - ran[len(ran) - ran[::-1].index("high") :].count("low")
+    assert between < 1000, "once their turn has come, nothing is taken that comes behind them"

@@ -35,6 +35,7 @@ LONGEST_TROUBLE_PAUSE = 5.0
 LONGEST_LINGER = 0.05
 STALL_TICK = 0.1
 MOST_AT_ONCE = 1000
+LONGEST_PASSED_OVER = 1.0  # seconds during which jobs that may wait for a slot overtake those that may not
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Claimer:
         self._in_vain = 0  # so many of these in a row have found nothing
         self._last_found = time.monotonic()
         self._filled = False  # the last claim brought as many as it asked for
+        self._in_turn = False  # the last claim for free slots brought jobs that may not wait for one: there may be more
+        self._last_in_turn = time.monotonic()  # when there was such a claim
 
     def work(self) -> None:
         shift = self._shift
@@ -182,15 +185,26 @@ class Claimer:
         For how many more jobs there are slots, and for how many that are going to wait.
         """
         shift = self._shift
-        busy, target = shift.holdings.busy, shift.pace.ahead(shift.slots)
+        busy = shift.holdings.busy
+        free = max(shift.concurrency - busy, 0)
+        target = self._target()
         shift.behind = shift.holdings.unsettled >= MOST_UNSETTLED
         if shift.behind:
             return _Room(busy, 0, 0, target)
-        free = max(shift.concurrency - busy, 0)
         waiting = max(busy - shift.concurrency, 0)
         # Half of them have to go before more come: fewer, larger claims.
         ahead = target - waiting if 2 * waiting <= target else 0
         return _Room(busy, min(free, meter.jobs_left), max(min(ahead, MOST_AT_ONCE, meter.jobs_left - free), 0), target)
+
+    def _target(self) -> int:
+        """
+        How many jobs should wait for a slot.
+
+        A claim without a free slot passes over those that may not wait for one, and as long as any others come there would
+        never be a slot for them. So there has to be one now and then, and while they come nothing is taken out of turn.
+        """
+        overdue = time.monotonic() - self._last_in_turn > LONGEST_PASSED_OVER
+        return 0 if self._in_turn or overdue else self._shift.pace.ahead(self._shift.slots)
 
     def _is_time_to_look(self, room: _Room) -> bool:
         if time.monotonic() >= self._next_look:
@@ -231,6 +245,9 @@ class Claimer:
             return
         self._trouble_pause = FIRST_PAUSE
         shift.patience.succeeded()
+        if room.free:
+            self._last_in_turn = time.monotonic()
+            self._in_turn = any(held.may_not_wait for held in claimed)
         self._refresh(claimed, time.monotonic() - began)
         self._hand_out(claimed, meter)
         self._sweeping.sweep_when_due()

@@ -115,6 +115,13 @@ class Held:
     def lease(self) -> tuple[int, str]:
         return self.delivery.id, self.delivery.token
 
+    @property
+    def may_not_wait(self) -> bool:
+        """
+        It starts at once or stays where it is: waiting in memory could cost it its last attempt.
+        """
+        return self.delivery.last_attempt or self.delivery.reclaimed_from is not None
+
     def start(self, renew: Callable[[tuple[int, str]], bool]) -> JobContext:
         """
         It begins to run.
@@ -131,7 +138,8 @@ class Held:
             deadline=delivery.deadline,
             _renew=partial(renew, self.lease),
         )
-        context.lost = self.lost  # again: it may have been lost meanwhile
+        if self.lost:  # perhaps a moment ago, when there was no context to tell. Never back to False: it may be lost right now
+            context.lost = True
         return context
 
     def settlement(self, ended: Ended) -> Settlement:
