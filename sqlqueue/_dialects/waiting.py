@@ -4,6 +4,7 @@ How to wait for a change in the database without asking for it again and again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import selectors
 import socket
@@ -193,7 +194,12 @@ class _Listening:
                 raise CannotWatch("a pooler stands before the server, and gives each transaction to another of its sessions")
             driver.add_notify_handler(self._hear)
             driver.prepare_threshold = 0  # all that is said here is said again and again
-            settings = {"lock_timeout": "5000", "TimeZone": "UTC", "client_encoding": "UTF8"}
+            settings = {
+                "lock_timeout": "5000",
+                "TimeZone": "UTC",
+                "client_encoding": "UTF8",
+                "default_transaction_isolation": "read committed",  # in autocommit there is no BEGIN that could say so
+            }
             calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
             self.connection.exec_driver_sql(f"SELECT {', '.join(calls)}")
             quoted = engine.dialect.identifier_preparer.quote_identifier(channel)
@@ -234,8 +240,9 @@ class _Listening:
         if queue not in self._queues:
             return
         self._heard = True
-        if len(lane) == 2:
-            self._lanes.add((queue, int(lane[0]), lane[1]))
+        with contextlib.suppress(ValueError):  # anybody may say anything here; to hear of the queue is enough
+            priority, fair_by = lane
+            self._lanes.add((queue, int(priority), fair_by))
 
     def announced(self) -> list[tuple[str, int, str]]:
         lanes, self._lanes = self._lanes, set()

@@ -17,22 +17,30 @@ from .._dialects import moment_of
 from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, claim_plain, company_of, put_back
 from .._driver.keys import let_go
 from .._driver.lanes import Lane
-from .._driver.settle import Move, Settlement, failed_already, last_errors, move_to_failed
+from .._driver.settle import GROUP, Move, Settlement, failed_already, last_errors, move_to_failed
 from .._failure import Failure, Reason
 from .._job import Delivery
 from .._tables import Tables
 from ..errors import ArgumentError
 from .looks import Look
 
-__all__ = ["Claim", "Taking"]
+__all__ = ["UNKNOWN_SIZE", "Claim", "Taking", "number_that_fit"]
 
 Doomed = list[tuple[ClaimedRow, Failure]]
 """What must not run, and why."""
 
 MOST_AT_ONCE = 1000
 MOST_BYTES = 16 * 2**20  # of payloads that wait in memory
+UNKNOWN_SIZE = 2.0**20  # bytes of a payload, before any has been seen
 DOOMED_ROUNDS, MOST_DOOMED = 20, 500
 BLOCKED_PAUSE, LOCKED_KEY_PAUSE = 1.0, 0.1
+
+
+def number_that_fit(size: float) -> int:
+    """
+    How many payloads of so many bytes there is memory for.
+    """
+    return int(MOST_BYTES / max(size, 1.0))
 
 
 class _Taken(NamedTuple):
@@ -59,6 +67,8 @@ class Claim:
     worker: str
     company: Company
     not_repeated: frozenset[str]
+    expected_size: float = UNKNOWN_SIZE
+    """Bytes that a payload may have as far as is known before any is taken."""
     taken: list[_Taken] = field(default_factory=list)
     size: int = 0
     """Bytes of the payloads that were taken."""
@@ -68,17 +78,15 @@ class Claim:
         """
         How many more may be taken.
         """
-        return self.room()
+        return max(self.room(), 0)
 
     def room(self, number: int = 0, size: int = 0) -> int:
         """
         How many more may be taken beside so many of this size. As many ahead as there is memory for, should they be alike.
         """
         number, size = number + len(self.taken), size + self.size
-        most = self.limit + self.ahead
-        if size:
-            most = max(self.limit, min(most, MOST_BYTES * number // size))
-        return max(most - number, 0)
+        fit = number_that_fit(size / number if number else self.expected_size)
+        return max(self.limit, min(self.limit + self.ahead, fit)) - number
 
     @property
     def wanted_now(self) -> int:
@@ -181,6 +189,10 @@ class Taking:
         """
         Move what must not run to the failed table.
         """
+        for start in range(0, len(doomed), GROUP):
+            self._move_part(doomed[start : start + GROUP])
+
+    def _move_part(self, doomed: Doomed) -> None:
         connection, tables = self._connection, self._tables
         ids = [row.id for row, _ in doomed]
         errors = last_errors(connection, tables, ids)

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -25,7 +26,7 @@ from .._driver.lanes import Lane, announced_lane, find_lanes
 from .._driver.settle import GROUP, Results, Return, Settlement, lost_leases, renew, settle
 from .._job import Delivery
 from .._tables import Tables
-from .claims import Claim, Taking
+from .claims import UNKNOWN_SIZE, Claim, Taking, number_that_fit
 from .looks import Look, Looks
 from .transactions import Transactions
 
@@ -46,6 +47,14 @@ class Consumer(Transactions):
         self._tables = tables
         self._looks = Looks()
         self._unanswered: deque[_Unanswered] = deque()
+        self._size: float | None = None  # of a payload lately, in bytes
+
+    @property
+    def most_in_memory(self) -> int:
+        """
+        How many payloads like the last ones there is memory for.
+        """
+        return number_that_fit(self._size or UNKNOWN_SIZE)
 
     def claim(
         self,
@@ -67,7 +76,7 @@ class Consumer(Transactions):
             not_repeated: names of the jobs that have failed when their worker dies.
         """
         self.give_back()
-        claim = Claim(queues, limit, ahead, lease, worker, company, not_repeated)
+        claim = Claim(queues, limit, ahead, lease, worker, company, not_repeated, self._size or UNKNOWN_SIZE)
         try:
             if look := self._looks.fresh(queues):
                 self._claim_from(look, claim)
@@ -78,6 +87,7 @@ class Consumer(Transactions):
             # What was taken before is ours, and nobody else would run it. The trouble will show at the next claim.
             if not claim.taken:
                 raise
+        self._note_size(claim)
         return claim.deliveries()
 
     def claim_announced(
@@ -93,8 +103,8 @@ class Consumer(Transactions):
         taking = Taking(connection, self._tables, Look(time.monotonic(), 0.0, [at]), claim, terms)
         try:
             doomed = taking.take_plain_from(at)
-        except DBAPIError as error:
-            trouble = trouble_of(error)
+        except Exception as error:
+            trouble = trouble_of(error) if isinstance(error, DBAPIError) else Trouble.LOST
             if trouble is Trouble.LOST:
                 self._unanswered.append(_Unanswered(terms, [at], time.monotonic() + UNANSWERED))
             if trouble is not Trouble.CONFLICT:
@@ -102,8 +112,16 @@ class Consumer(Transactions):
             return []
         claim.take(taking)
         if doomed:
-            self.write(lambda connection: Taking(connection, self._tables, taking.look, claim, terms).move(doomed))
+            # What was taken beside them is ours and has to run; they are found again when their lease ends.
+            with suppress(DBAPIError):
+                self.write(lambda connection: Taking(connection, self._tables, taking.look, claim, terms).move(doomed))
         return claim.deliveries()
+
+    def _note_size(self, claim: Claim) -> None:
+        if claim.taken:
+            size = claim.size / len(claim.taken)
+            # Large ones that were seen lately may come again.
+            self._size = size if self._size is None else max(size, self._size / 2)
 
     def give_back(self) -> None:
         """

@@ -17,7 +17,7 @@ from .._queue import DEFAULT_QUEUE
 from .._version import __version__
 from .logs import log
 from .renewing import Renewer
-from .shift import HANDED_BACK, MOST_UNSETTLED, Held, Shift
+from .shift import HANDED_BACK, Held, Shift
 from .summary import MAX_JOBS, Meter
 from .sweeping import Sweeping
 from .trouble import TROUBLE, kind_of, passes, unusable
@@ -133,10 +133,11 @@ class Claimer:
 
     def _claim_announced(self, limit: int) -> list[Held]:
         """
-        Take what somebody has just pushed without looking around first: whoever slept has missed nothing.
+        Take what somebody has just pushed without looking around first: whoever slept has missed nothing. But after a
+        claim that was filled there may be more to do, and some of it more urgent.
         """
         lanes = self._waking.announced()
-        if len(lanes) != 1 or not limit:
+        if len(lanes) != 1 or not limit or self._filled:
             return []
         before = time.monotonic()
         return self._hold(self._waking.claim_at(lanes[0], limit), before)
@@ -188,7 +189,7 @@ class Claimer:
         busy = shift.holdings.busy
         free = max(shift.concurrency - busy, 0)
         target = self._target()
-        shift.behind = shift.holdings.unsettled >= MOST_UNSETTLED
+        shift.behind = shift.holdings.unsettled >= shift.most_unsettled
         if shift.behind:
             return _Room(busy, 0, 0, target)
         waiting = max(busy - shift.concurrency, 0)
@@ -204,7 +205,10 @@ class Claimer:
         never be a slot for them. So there has to be one now and then, and while they come nothing is taken out of turn.
         """
         overdue = time.monotonic() - self._last_in_turn > LONGEST_PASSED_OVER
-        return 0 if self._in_turn or overdue else self._shift.pace.ahead(self._shift.slots)
+        if self._in_turn or overdue:
+            return 0
+        shift = self._shift
+        return min(shift.pace.ahead(shift.slots), shift.queue.consumer.most_in_memory)
 
     def _is_time_to_look(self, room: _Room) -> bool:
         if time.monotonic() >= self._next_look:

@@ -88,6 +88,7 @@ class Settler:
         """
         over = self._shift.over
         group = list(waiting)
+        most = len(waiting) + GROUP  # however many there are that a stranger has locked
         with contextlib.suppress(Empty):
             held = over.get(timeout=pause * (0.75 + random.random() / 2) if waiting or not self._open_ended else None)
             # Asleep, not at the queue: there each job that ends would wake this thread.
@@ -95,7 +96,7 @@ class Settler:
                 time.sleep(left)
             while held is not None:
                 group.append(held)
-                if len(group) >= GROUP:
+                if len(group) >= most:
                     return group
                 held = over.get_nowait()
             self._open_ended = False

@@ -334,6 +334,13 @@ class Shift:
     def ending(self) -> bool:
         return self.reason is not None or self.fatal is not None
 
+    @property
+    def most_unsettled(self) -> int:
+        """
+        How many may have ended without being settled before no more are claimed; they keep their payloads.
+        """
+        return min(MOST_UNSETTLED, max(self.queue.consumer.most_in_memory, self.concurrency))
+
     def ask_to_stop(self, reason: str) -> None:
         # May run in a signal handler, between any two bytecodes of the main thread: nothing here may wait for a lock.
         if self.asked_at is None:
@@ -401,7 +408,7 @@ class Shift:
         last = self.holdings.remove(held for held, _ in written)
         if last and self.limits.stop_when_empty:
             self.look_now = True
-        if self.look_now or (self.behind and self.holdings.unsettled < MOST_UNSETTLED / 2):
+        if self.look_now or (self.behind and self.holdings.unsettled < self.most_unsettled / 2):
             self.behind = False
             self.claim_bell.ring()
         if last and self.ending:
