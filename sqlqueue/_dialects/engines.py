@@ -168,6 +168,7 @@ def _prepare(engine: Engine) -> None:
         event.listen(engine, "connect", _prepare_nothing_behind_a_pooler)
         event.listen(engine, "begin", _bound_waits_postgresql)
         event.listen(engine, "rollback", _forget_waits)
+        event.listen(engine, "handle_error", _forget_waits_after_error)
 
 
 def _leave_a_server_that_refuses(context: sa.engine.ExceptionContext) -> None:
@@ -223,6 +224,13 @@ def _end_transaction(connection: Any, record: Any) -> None:
     connection.commit()
 
 
+def _is_bound_by(connection: sa.Connection, wait: int) -> bool:
+    # An application may set or discard settings whenever a connection comes from the pool or goes back.
+    listeners: Any = connection.engine.pool.dispatch
+    touched = listeners.checkout or listeners.checkin or listeners.reset
+    return not touched and connection.info.get(_LOCK_WAIT) == wait
+
+
 def _leave_transactions_to_us(connection: Any, record: Any) -> None:
     # The stock driver begins a transaction only before some statements, and never one that locks at once.
     if hasattr(connection, "autocommit"):
@@ -233,7 +241,7 @@ def _leave_transactions_to_us(connection: Any, record: Any) -> None:
 def _begin_sqlite(connection: sa.Connection) -> None:
     options = connection.get_execution_options()
     milliseconds = int(options.get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
-    if connection.info.get(_LOCK_WAIT) != milliseconds:
+    if not _is_bound_by(connection, milliseconds):
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {milliseconds}")
         connection.info[_LOCK_WAIT] = milliseconds
     if connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
@@ -250,7 +258,7 @@ def _speak_utf8mb4(connection: Any, record: Any) -> None:
 
 def _bound_waits_innodb(connection: sa.Connection) -> None:
     seconds = max(1, int(connection.get_execution_options().get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT)))
-    if connection.info.get(_LOCK_WAIT) != seconds:
+    if not _is_bound_by(connection, seconds):
         connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {seconds}, SESSION lock_wait_timeout = {seconds}")
         connection.info[_LOCK_WAIT] = seconds
 
@@ -281,10 +289,9 @@ def _bound_waits_postgresql(connection: sa.Connection) -> None:
     if options.get("isolation_level") == "AUTOCOMMIT":
         return  # there is no transaction
     milliseconds = int(options.get(_LOCK_WAIT, _DEFAULT_LOCK_WAIT) * 1000)
-    # Behind a pooler for this transaction only: a session's settings would be handed on to strangers. Also where an
-    # application sets its own at each checkout.
-    once = connection.info.get(_POOLED, True) or bool(connection.engine.pool.dispatch.checkout)
-    if not once and connection.info.get(_LOCK_WAIT) == milliseconds:
+    # Behind a pooler for this transaction only: a session's settings would be handed on to strangers.
+    once = connection.info.get(_POOLED, True)
+    if not once and _is_bound_by(connection, milliseconds):
         return
     settings = {"lock_timeout": str(milliseconds), "TimeZone": "UTC", "client_encoding": "UTF8"}
     calls = (f"set_config('{name}', '{value}', {str(once).lower()})" for name, value in settings.items())
@@ -296,3 +303,9 @@ def _forget_waits(connection: sa.Connection) -> None:
     # What a transaction has set for the session goes when it is rolled back.
     if not connection.invalidated:
         connection.info.pop(_LOCK_WAIT, None)
+
+
+def _forget_waits_after_error(context: sa.engine.ExceptionContext) -> None:
+    # A COMMIT that fails is a rollback, and nobody else says so.
+    if context.connection is not None and not context.connection.closed:
+        _forget_waits(context.connection)
