@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlqueue import Queue
 from sqlqueue._driver.settle import Return, Settlement
 from sqlqueue._job import Delivery
+from sqlqueue._queue import claims
 from tests.rows import Trap, apply_and_lose, at_commit, claims_commit, failed_in, jobs_in, put, put_each, statements_of
 
 
@@ -134,3 +135,29 @@ def test_a_claim_ahead_whose_answer_was_lost_is_given_back_whole(queue: Queue, o
         claim(queue, 10, 40)
     assert claim(queue, 10, 40) == ids
     assert {row["attempts"] for row in jobs_in(observer, queue).values()} == {1}
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------
+
+PAYLOAD = '{"text": "' + "x" * 10_000 + '"}'
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_no_more_waits_than_there_is_memory_for(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(claims, "MOST_BYTES", 2**20)
+    put(observer, queue, 300, payload=PAYLOAD)
+    for _ in range(3):
+        assert 90 <= len(claim(queue, limit, 200)) <= 2**20 / len(PAYLOAD)
+
+
+def test_what_starts_at_once_is_taken_whatever_its_size(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_BYTES", 1000)
+    ids = put(observer, queue, 20, payload=PAYLOAD)
+    assert claim(queue, 5, 100) == ids[:5]
+
+
+def test_large_payloads_that_were_seen_lately_may_come_again(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_BYTES", 2**20)
+    put_each(observer, queue, [{"due_in": -30, "payload": PAYLOAD}, {"due_in": -20}, *[{"payload": PAYLOAD}] * 300])
+    assert len(claim(queue, 1, 0)) == len(claim(queue, 1, 0)) == 1
+    assert len(claim(queue, 0, 300)) <= 2 * 2**20 / len(PAYLOAD)

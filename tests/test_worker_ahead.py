@@ -9,17 +9,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from sqlqueue import Queue, Worker
+from sqlqueue._queue import claims
 from sqlqueue._worker import claiming
 from sqlqueue._worker.shift import MOST_AHEAD, Pace
 from tests.acceptance.processes import Site, site_on
 from tests.rows import put, statements_of
 from tests.servers import Database
-from tests.workers import Gate, eventually, failures, jobs, push, work_off, working
+from tests.workers import PATIENCE, Gate, eventually, failures, jobs, push, work_off, working
 
 
 @pytest.fixture
@@ -177,3 +179,34 @@ def test_a_low_priority_does_not_overtake_for_long(queue: Queue, observer: Engin
     work_off(queue)
     between = ran[ran.index("high") :].count("low") - ran[len(ran) - ran[::-1].index("high") :].count("low")
     assert between < 1000, "once their turn has come, nothing is taken that comes behind them"
+
+
+def test_large_payloads_do_not_fill_the_memory_however_short_the_jobs(
+    queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that wait for a slot nor those that wait for their settlement."""
+    payload = '{"text": "' + "x" * 10_000 + '"}'
+    monkeypatch.setattr(claims, "MOST_BYTES", 30 * len(payload))
+    held: list[int] = []
+    settles = threading.Event()
+    settle = queue.consumer.settle
+
+    @queue.job(name="large")
+    def large(text: str) -> None:
+        held.append(len(worker._shift.holdings) if worker._shift else 0)
+
+    def settle_later(*arguments: Any, **options: Any) -> Any:
+        assert settles.wait(PATIENCE)
+        return settle(*arguments, **options)
+
+    monkeypatch.setattr(queue.consumer, "settle", settle_later)
+    put(observer, queue, 600, name="large", payload=payload)
+    with working(queue, concurrency=4, stop_when_empty=True) as worker:
+        eventually(lambda: len(held) >= 30)
+        unsettled = worker._shift.holdings if worker._shift else []
+        eventually(lambda: worker._shift is not None and worker._shift.behind)
+        settles.set()
+        assert len(unsettled) <= 100
+        eventually(lambda: worker.summary)
+    assert len(held) == 600
+    assert max(held) <= 100, "two claims and what they found unsettled"
