@@ -267,7 +267,9 @@ def test_what_was_taken_while_the_worker_was_asked_to_stop_is_handed_back(
     assert not ran.is_set()
 
 
-def test_no_more_announced_jobs_start_than_the_worker_may(queue: Queue, observer: Engine, engine: Engine, asleep: threading.Semaphore) -> None:
+def test_no_more_announced_jobs_start_than_the_worker_may(
+    queue: Queue, observer: Engine, engine: Engine, asleep: threading.Semaphore
+) -> None:
     queue.job(name="note")(lambda: None)
     with working(queue, max_jobs=3, poll_max=60) as worker:
         assert asleep.acquire(timeout=PATIENCE)

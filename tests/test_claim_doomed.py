@@ -4,6 +4,7 @@ Jobs that a claim must not hand out: their attempts are used, their deadline has
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -333,3 +334,16 @@ def test_a_released_job_with_used_attempts_is_moved_when_it_is_due(queue: Queue,
     failed = failed_in(observer, queue)[id]
     assert (failed["reason"], failed["attempts"]) == ("max_attempts_exceeded", 1)
     assert "RuntimeError: no luck" in failed["error_message"]
+
+
+@pytest.mark.databases("sqlite")
+def test_a_thousand_are_moved_where_a_statement_takes_999_parameters(queue: Queue, observer: Engine) -> None:
+    """As SQLite does before 3.32."""
+
+    def limit(connection: Any, record: object) -> None:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
+
+    sa.event.listen(queue.consumer.engine, "connect", limit)
+    ids = put(observer, queue, 1000, payload="[]")
+    assert queue.claim(limit=1000) == []
+    assert sorted(failed_in(observer, queue)) == ids

@@ -14,13 +14,32 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from sqlqueue import Queue
-from sqlqueue._driver.settle import Complete, Move, Release, Results, Settlement
+from sqlqueue._dialects import server_of
+from sqlqueue._driver.settle import GROUP, Complete, Move, Release, Results, Settlement
 from sqlqueue._failure import Failure, Reason
 from sqlqueue._job import Delivery
 from sqlqueue._queue import operations
+from sqlqueue._worker.settling import Settler
+from sqlqueue._worker.shift import Shift
+from sqlqueue._worker.summary import Limits
 from sqlqueue.errors import LockTimeout
 from tests.producers import wait_at_most
-from tests.rows import PATIENCE, can_lock_rows, failed_in, holding, jobs_in, keys_in, listening, lock_of, put, put_key
+from tests.rows import (
+    PATIENCE,
+    before_each,
+    can_lock_rows,
+    change,
+    expire,
+    failed_in,
+    holding,
+    jobs_in,
+    keys_in,
+    listening,
+    lock_of,
+    put,
+    put_key,
+)
+from tests.workers import eventually
 
 T = TypeVar("T")
 
@@ -232,3 +251,74 @@ def test_two_groups_that_overlap_never_wait_in_a_circle(queue: Queue, observer: 
     for thread in threads:
         thread.join(PATIENCE)
     assert errors == []
+
+
+def test_a_row_that_is_counted_is_locked_until_it_is_deleted(queue: Queue, observer: Engine, engine: Engine) -> None:
+    """Nobody can claim it in between, so that what is deleted is what the token was compared for."""
+    if server_of(engine.dialect).writes_in_with:
+        pytest.skip("there is nothing in between here")
+    ids = put(observer, queue, 5)
+    strange = put(observer, queue)
+    deliveries = queue.claim(limit=5)
+    jobs = queue.tables.jobs
+    free: list[list[int]] = []
+
+    def look(connection: Connection) -> None:
+        with engine.connect() as other:
+            free.append(list(other.scalars(sa.select(jobs.c.id).order_by(jobs.c.id).with_for_update(skip_locked=True))))
+            other.rollback()
+
+    change(observer, queue, ids[1:2], reserved_token="another's")
+    with before_each(queue.consumer.engine, "DELETE", look):
+        results = settle(queue, deliveries, Complete())
+    assert (results.settled, results.stale) == ({ids[0], *ids[2:]}, {ids[1]})
+    assert free == [[ids[1], *strange]]
+
+
+@pytest.mark.databases("postgresql")
+def test_a_row_that_changes_hands_while_the_statement_runs_is_left_alone(queue: Queue, observer: Engine, engine: Engine) -> None:
+    """The snapshot still shows our token; what counts is the row as it is when it is locked."""
+    ids = put(observer, queue, 2)
+    deliveries = queue.claim(limit=2)
+    function = "BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN OLD; END"
+    with observer.connect() as connection:
+        connection.exec_driver_sql(f"CREATE FUNCTION wait_for_us() RETURNS trigger LANGUAGE plpgsql AS $$ {function} $$")
+        connection.exec_driver_sql("CREATE TRIGGER wait_for_us BEFORE DELETE ON sqlqueue_jobs FOR EACH ROW EXECUTE FUNCTION wait_for_us()")
+    try:
+        with holding(engine, sa.select(sa.func.pg_advisory_xact_lock(4711))) as stranger:
+            found: list[Results] = []
+            settling = threading.Thread(target=lambda: found.append(settle(queue, deliveries, Complete())))
+            settling.start()
+            waiting = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            with observer.connect() as connection:
+                eventually(lambda: connection.scalar(waiting))
+                jobs = queue.tables.jobs
+                free = list(connection.scalars(sa.select(jobs.c.id).with_for_update(skip_locked=True)))
+                change(observer, queue, free, reserved_token="another's")
+            stranger.rollback()
+            settling.join(PATIENCE)
+        assert free == ids[1:]
+        assert found[0].stale == set(free)
+        assert found[0].settled == set(ids) - set(free)
+        assert sorted(jobs_in(observer, queue)) == free
+    finally:
+        with observer.connect() as connection:
+            connection.exec_driver_sql("DROP TRIGGER wait_for_us ON sqlqueue_jobs")
+            connection.exec_driver_sql("DROP FUNCTION wait_for_us")
+
+
+def test_two_leases_of_one_job_in_a_group_complete_it_once(queue: Queue, observer: Engine) -> None:
+    put(observer, queue)
+    (old,) = queue.claim()
+    expire(observer, queue)
+    (new,) = queue.claim()
+    settle(queue, [old, new], Complete())
+    assert jobs_in(observer, queue) == {}
+
+
+def test_those_whom_a_stranger_has_locked_do_not_slow_the_others(queue: Queue) -> None:
+    shift = Shift(queue, ("default",), Limits(), concurrency=1, lease=60, name="tested")
+    blocked: list[Any] = [object() for _ in range(GROUP + 100)]
+    for _ in range(GROUP + 100):
+        shift.over.put(object())  # type: ignore[arg-type]
+    assert len(Settler(shift)._gather(blocked, 0.0)) == len(blocked) + GROUP

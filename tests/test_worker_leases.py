@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from sqlqueue import JobContext, Queue, UnusableDatabase, Worker
 from sqlqueue._dialects import after, now, server_of
 from sqlqueue._job import Delivery
+from sqlqueue._worker.shift import Held
 from tests.workers import PATIENCE, Gate, change, eventually, expire, jobs, push, working
 
 LEASE = 1.0  # the shortest there is
@@ -283,3 +284,18 @@ def test_a_database_that_stays_away_ends_a_worker_that_only_renews_or_settles(
     with pytest.raises(UnusableDatabase, match="no statement has succeeded for"):
         worker.run()
     assert next(calls) > 2
+
+
+def test_a_lease_that_is_lost_at_the_very_moment_its_job_starts_stays_lost(queue: Queue) -> None:
+    """Between the look at the old flag and the new context's."""
+
+    class LostMeanwhile(Held):
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "lost" and value is False and super().__getattribute__("context") is not None:
+                self.context.lost = True  # type: ignore[union-attr]
+                object.__setattr__(self, "lost", True)
+            return value
+
+    delivery = Delivery(1, "job", "default", {}, 1, 5, "token", datetime.now(UTC), {})
+    assert LostMeanwhile(delivery, 0.0).start(lambda lease: True).lost
