@@ -308,4 +308,5 @@ def _forget_waits(connection: sa.Connection) -> None:
 def _forget_waits_after_error(context: sa.engine.ExceptionContext) -> None:
     # A COMMIT that fails is a rollback, and nobody else says so.
     if context.connection is not None and not context.connection.closed:
-        _forget_waits(context.connection)
+        with contextlib.suppress(NotImplementedError):  # the connection with which the dialect looks at its server has no memory
+            _forget_waits(context.connection)
