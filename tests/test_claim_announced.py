@@ -237,7 +237,12 @@ def test_after_a_full_claim_an_announced_job_is_not_taken_out_of_turn(queue: Que
     claimer = claimer_of(queue)
     asked: list[tuple[str, int, str]] = []
     monkeypatch.setattr(claimer._waking, "announced", lambda: [LANE])
-    monkeypatch.setattr(claimer._waking, "claim_at", lambda lane, limit: asked.append(lane) or [])
+
+    def claim_at(lane: tuple[str, int, str], limit: int) -> list[Delivery]:
+        asked.append(lane)
+        return []
+
+    monkeypatch.setattr(claimer._waking, "claim_at", claim_at)
     claimer._filled = True
     assert claimer._claim_announced(1) == []
     assert asked == []

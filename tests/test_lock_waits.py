@@ -49,9 +49,12 @@ def test_what_a_rollback_has_undone_is_set_again(queue: Queue) -> None:
 
 
 def test_a_statement_that_fails_undoes_nothing(queue: Queue) -> None:
-    with queue.consumer.engine.connect() as connection, pytest.raises(sa.exc.DBAPIError):
-        with consumer_options(connection, lock_wait=7).begin():
-            connection.exec_driver_sql("SELECT nothing FROM nowhere")
+    with (
+        queue.consumer.engine.connect() as connection,
+        pytest.raises(sa.exc.DBAPIError),
+        consumer_options(connection, lock_wait=7).begin(),
+    ):
+        connection.exec_driver_sql("SELECT nothing FROM nowhere")
     assert_bound(queue)
 
 

@@ -17,7 +17,9 @@ from sqlalchemy import Engine
 from sqlqueue import Queue, Worker
 from sqlqueue._queue import claims
 from sqlqueue._worker import claiming
-from sqlqueue._worker.shift import MOST_AHEAD, Pace
+from sqlqueue._worker.crew import Crew
+from sqlqueue._worker.shift import MOST_AHEAD, Pace, Shift
+from sqlqueue._worker.summary import Limits, Meter
 from tests.acceptance.processes import Site, site_on
 from tests.rows import put, statements_of
 from tests.servers import Database
@@ -203,10 +205,22 @@ def test_large_payloads_do_not_fill_the_memory_however_short_the_jobs(
     put(observer, queue, 600, name="large", payload=payload)
     with working(queue, concurrency=4, stop_when_empty=True) as worker:
         eventually(lambda: len(held) >= 30)
-        unsettled = worker._shift.holdings if worker._shift else []
         eventually(lambda: worker._shift is not None and worker._shift.behind)
         settles.set()
-        assert len(unsettled) <= 100
         eventually(lambda: worker.summary)
     assert len(held) == 600
     assert max(held) <= 100, "two claims and what they found unsettled"
+
+
+@pytest.mark.parametrize(("jobs", "more"), [(100, True), (20, False)])
+def test_a_claim_that_memory_has_bounded_is_a_full_one(
+    queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch, jobs: int, more: bool
+) -> None:
+    """There are more to come, and no reason for a pause."""
+    payload = '{"text": "' + "x" * 10_000 + '"}'
+    monkeypatch.setattr(claims, "MOST_BYTES", 30 * len(payload))
+    claimer = Crew(Shift(queue, ("default",), Limits(), concurrency=1, lease=60, name="tested"), wait_for_database=0)._claimer
+    put(observer, queue, jobs, payload=payload)
+    claimer._look(claiming._Room(busy=0, free=1, ahead=200, target=200), Meter(Limits()))
+    assert claimer._filled is more
+    claimer._waking.close()

@@ -36,7 +36,7 @@ class Server:
     writes_in_with: bool
     """One statement can write to two tables."""
     reads_arrays: bool
-    """A list is one parameter. Elsewhere each of its values is one, which costs time at both ends."""
+    """A list is one parameter. Elsewhere its values are written out, or are a parameter each, which costs time at both ends."""
     reads_lists: bool
     """A JSON array can be joined as a table; needed only where IN with a list makes a scan."""
     reads_rows: bool

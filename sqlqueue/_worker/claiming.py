@@ -257,7 +257,8 @@ class Claimer:
         self._sweeping.sweep_when_due()
         if empty:
             shift.reach("empty")
-        self._filled = len(claimed) == room.free + room.ahead
+        # No more than there is memory for, were it as much as what has just been seen.
+        self._filled = len(claimed) >= min(room.free + room.ahead, max(room.free, shift.queue.consumer.most_in_memory))
         self._schedule(time.monotonic() - began, bool(claimed))
         if self._waking.looked(bool(claimed)):
             self._next_look = 0.0

@@ -100,8 +100,8 @@ class Worker:
         running jobs short.
 
         In the main thread SIGTERM, SIGINT and SIGQUIT are caught meanwhile, and the garbage collector leaves alone what was
-        there before. After a 1 running handlers are still under
-        way in their threads: end the process with `os._exit`, so that it does not wait for them.
+        there before. After a 1 running handlers are still under way in their threads: end the process with `os._exit`, so
+        that it does not wait for them.
 
         Raises:
             UnusableDatabase: the database cannot be used.
