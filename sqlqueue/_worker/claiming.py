@@ -210,6 +210,14 @@ class Claimer:
         shift = self._shift
         return min(shift.pace.ahead(shift.slots), shift.queue.consumer.most_in_memory)
 
+    def _may_not_wait(self, claimed: list[Held]) -> bool:
+        """
+        Whether there are any that a claim without a free slot would have passed over.
+        """
+        once = self._shift.queue.registry.not_repeated()
+        deliveries = (held.delivery for held in claimed)
+        return any(one.last_attempt or one.reclaimed_from is not None or one.name in once for one in deliveries)
+
     def _is_time_to_look(self, room: _Room) -> bool:
         if time.monotonic() >= self._next_look:
             return True
@@ -251,7 +259,7 @@ class Claimer:
         shift.patience.succeeded()
         if room.free:
             self._last_in_turn = time.monotonic()
-            self._in_turn = any(held.may_not_wait for held in claimed)
+            self._in_turn = self._may_not_wait(claimed)
         self._refresh(claimed, time.monotonic() - began)
         self._hand_out(claimed, meter)
         self._sweeping.sweep_when_due()

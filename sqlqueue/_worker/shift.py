@@ -115,13 +115,6 @@ class Held:
     def lease(self) -> tuple[int, str]:
         return self.delivery.id, self.delivery.token
 
-    @property
-    def may_not_wait(self) -> bool:
-        """
-        It starts at once or stays where it is: waiting in memory could cost it its last attempt.
-        """
-        return self.delivery.last_attempt or self.delivery.reclaimed_from is not None
-
     def start(self, renew: Callable[[tuple[int, str]], bool]) -> JobContext:
         """
         It begins to run.
