@@ -280,7 +280,7 @@ def test_a_database_that_stays_away_ends_a_worker_that_only_renews_or_settles(
     worker = Worker(queue, concurrency=1, lease=LEASE if operation == "renew" else 3600)
     if operation == "settle":
         handler.gate.open()
-        monkeypatch.setattr("sqlqueue._worker.claiming.MOST_UNSETTLED", 1)  # so that it does not claim, which would succeed
+        monkeypatch.setattr("sqlqueue._worker.shift.MOST_UNSETTLED", 1)  # so that it does not claim, which would succeed
     with pytest.raises(UnusableDatabase, match="no statement has succeeded for"):
         worker.run()
     assert next(calls) > 2
