@@ -4,10 +4,12 @@ From one delivery to one outcome: find the job, restore its arguments, run it, j
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import json
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -23,8 +25,10 @@ from ._failure import Failure, Reason, one_line
 from ._job import Delivery, Discard, Fail, Job, JobContext, Release, make_current
 from ._queue import Queue
 from ._queue.handler_sessions import NotStarted, run_in_session
+from ._timeouts import AsyncWatch, ThreadWatch, Timeouts, Watch
+from .errors import JobTimeout
 
-__all__ = ["Ended", "Status", "run_delivery"]
+__all__ = ["Ended", "Status", "run_delivery", "run_delivery_async"]
 
 
 class Status(StrEnum):
@@ -56,48 +60,169 @@ class Ended:
 DONE = Ended(Status.DONE, Complete())
 DONE_AND_COMMITTED = Ended(Status.DONE, Complete(), committed=True)
 NOT_STARTED_DELAY = 1.0
+LONGEST_CHAIN = 50
 OUTCOMES = (Release, Fail, Discard)
 UNFINISHED = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 def run_delivery(
-    queue: Queue, delivery: Delivery, context: JobContext, worker: str, *, caught: Callable[[BaseException], None] | None = None
+    queue: Queue,
+    delivery: Delivery,
+    context: JobContext,
+    worker: str,
+    *,
+    caught: Callable[[BaseException], None] | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Ended:
     """
-    Run a delivery's job in this thread. Whatever the handler does becomes an outcome; nothing is raised.
+    Run a delivery's job in this thread, an async handler in a loop of its own beside it. Whatever the handler does becomes an
+    outcome; nothing is raised.
 
     Args:
         caught: is handed what the handler raised. An outcome does not keep it: it holds on to the handler's variables.
+        timeouts: who watches the clock.
     """
-    secrets: tuple[str, ...] = ()
+    run = _Run(queue, delivery, context, worker, caught=caught, timeouts=timeouts)
     try:
-        job = queue.registry.find(delivery.name)
-        secrets = _secrets(job, delivery.payload)
-        arguments = job.signature.decode(delivery.payload)
-        secrets += _secrets(job, arguments)
-        call = partial(_run, job, context, arguments)
+        job = run.prepare()
+        if job.signature.is_async:
+            return _complete_beside(run.call_async())
         if job.signature.session_type is not None:
-            run_in_session(queue, delivery, context, job.signature.session_type, call)
+            run_in_session(queue, delivery, context, job.signature.session_type, run.call_in_session)
             return DONE_AND_COMMITTED
-        call()
+        run.call()
     except BaseException as error:  # sys.exit() and KeyboardInterrupt of a handler end the job, not the worker
-        if caught is not None:
-            caught(error)
-        return _judge(queue, delivery, worker, error, secrets)
+        return run.judge(error)
+    finally:
+        run.close()
     return DONE
 
 
-def _run(job: Job[..., Any], context: JobContext, arguments: Mapping[str, Any], *session: Session) -> None:
-    leading = (context, *session) if job.signature.takes_context else session
-    # A copy: context variables that a handler sets must not reach the next job of this thread.
-    result = contextvars.copy_context().run(_call, job, context, leading, arguments)
-    if result is not None:
-        _raise_outcome(result)
+async def run_delivery_async(queue: Queue, delivery: Delivery, context: JobContext, worker: str, *, timeouts: Timeouts) -> Ended:
+    """
+    `run_delivery` for an async handler, in a task of its own.
+    """
+    run = _Run(queue, delivery, context, worker, timeouts=timeouts)
+    try:
+        run.prepare()
+    except BaseException as error:
+        return run.judge(error)
+    return await run.call_async()
 
 
-def _call(job: Job[..., Any], context: JobContext, leading: tuple[Any, ...], arguments: Mapping[str, Any]) -> Any:
+class _Run:
+    """
+    One run of a handler, and what is needed to judge its end.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        delivery: Delivery,
+        context: JobContext,
+        worker: str,
+        *,
+        caught: Callable[[BaseException], None] | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._queue = queue
+        self._delivery = delivery
+        self._context = context
+        self._worker = worker
+        self._caught = caught
+        self._timeouts = timeouts
+        self._own_timeouts: Timeouts | None = None
+        self._watch: Watch | None = None
+        self._secrets: tuple[str, ...] = ()
+
+    def prepare(self) -> Job[..., Any]:
+        """
+        Find the job, and restore its arguments.
+        """
+        payload = self._delivery.payload
+        self._job = job = self._queue.registry.find(self._delivery.name)
+        self._secrets = _secrets(job, payload)
+        self._arguments = job.signature.decode(payload)
+        self._secrets += _secrets(job, self._arguments)
+        return job
+
+    def call(self, *session: Session) -> None:
+        leading = (self._context, *session) if self._job.signature.takes_context else session
+        handler = partial(self._job.function, *leading, **self._arguments)
+        if (timeout := self._queue.registry.code(self._delivery.name).timeout) is not None:
+            self._watch = watch = ThreadWatch(self._watching(), timeout, self._delivery)
+            self._context._renew = watch.shielded(self._context._renew)
+            handler = partial(watch.around, handler)
+        # A copy: context variables that a handler sets must not reach the next job of this thread.
+        result = contextvars.copy_context().run(_call, self._context, handler)
+        if result is not None:
+            _raise_outcome(result)
+
+    def call_in_session(self, session: Session) -> None:
+        try:
+            self.call(session)
+        finally:
+            if self._watch is not None and self._watch.fired:
+                # It may have come in the middle of an exchange with the database: what is read next could be an earlier answer.
+                with contextlib.suppress(Exception):
+                    session.invalidate()
+        if self._watch is not None and self._watch.fired:
+            raise JobTimeout(f"{self._watch.text}; what it has written is rolled back, although it has returned")
+
+    async def call_async(self) -> Ended:
+        """
+        Call, await and judge. Nothing is raised: the loop would end of a SystemExit.
+        """
+        try:
+            leading = (self._context,) if self._job.signature.takes_context else ()
+            work = _call(self._context, partial(self._job.function, *leading, **self._arguments))
+            if (timeout := self._queue.registry.code(self._delivery.name).timeout) is not None:
+                self._watch = watch = AsyncWatch(self._watching(), timeout, self._delivery)
+                work = watch.around(work)
+            result = await work
+            if result is not None:
+                _raise_outcome(result)
+        except BaseException as error:
+            return self.judge(error)
+        return DONE
+
+    def judge(self, error: BaseException) -> Ended:
+        if self._caught is not None:
+            self._caught(error)
+        return _judge(self._queue, self._delivery, self._worker, error, self._secrets, timed_out=_has_timed_out(error, self._watch))
+
+    def close(self) -> None:
+        if self._own_timeouts is not None:
+            self._own_timeouts.close()
+
+    def _watching(self) -> Timeouts:
+        if self._timeouts is None:
+            self._timeouts = self._own_timeouts = Timeouts()
+        return self._timeouts
+
+
+def _call(context: JobContext, handler: Callable[[], Any]) -> Any:
     make_current(context)
-    return job.function(*leading, **arguments)
+    return handler()
+
+
+def _complete_beside(work: Coroutine[Any, Any, Ended]) -> Ended:
+    """
+    Run a coroutine that raises nothing, in a loop and a thread of its own: here may be a loop already, or a test's.
+    """
+    ended: list[Ended] = []
+
+    async def work_through() -> None:
+        ended.append(await work)
+
+    def run() -> None:
+        with contextlib.suppress(BaseException):  # of tasks that the handler has left behind
+            asyncio.run(work_through())
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="sqlqueue-async", daemon=True)
+    thread.start()
+    thread.join()
+    return ended[0]
 
 
 def _raise_outcome(result: object) -> None:
@@ -113,7 +238,24 @@ def _raise_outcome(result: object) -> None:
         raise TypeError(f"the handler returned a {kind.__name__} that nobody runs: its work has not been done")
 
 
-def _judge(queue: Queue, delivery: Delivery, worker: str, error: BaseException, secrets: tuple[str, ...]) -> Ended:
+def _has_timed_out(error: BaseException, watch: Watch | None) -> bool:
+    """
+    Whether the handler has let a JobTimeout pass. Drivers make errors of their own of it: it is a TimeoutError, which they know.
+    """
+    link: BaseException | None = error
+    for _ in range(LONGEST_CHAIN if watch is not None and watch.fired else 1):
+        if link is None or issubclass(type(link), JobTimeout):
+            break
+        try:
+            link = link.__cause__ or link.__context__
+        except BaseException:  # a stranger's attributes may do anything
+            return False
+    return link is not None and issubclass(type(link), JobTimeout)
+
+
+def _judge(
+    queue: Queue, delivery: Delivery, worker: str, error: BaseException, secrets: tuple[str, ...], *, timed_out: bool = False
+) -> Ended:
     kind = type(error)  # not isinstance: an exception may refuse to say what its class is
     if issubclass(kind, Discard):
         return Ended(Status.DISCARDED, Complete())
@@ -127,8 +269,8 @@ def _judge(queue: Queue, delivery: Delivery, worker: str, error: BaseException, 
     if issubclass(kind, Fail):
         failure = Failure.from_exception(error, Reason.FAILED_BY_JOB, secrets)
         return Ended(Status.FAILED, Move(failure, worker), one_line(failure.message))
-    failure = Failure.from_exception(error, Reason.EXCEPTION, secrets)
-    if delivery.last_attempt:
+    failure = Failure.from_exception(error, Reason.TIMED_OUT if timed_out else Reason.EXCEPTION, secrets)
+    if delivery.last_attempt or (timed_out and queue.registry.code(delivery.name).fail_on_timeout):
         return Ended(Status.FAILED, Move(failure, worker), one_line(failure.last_error))
     delay = queue.backoff(delivery.name, delivery.attempt)
     return Ended(Status.RETRYING, ReleaseRow(delay, failure.last_error), f"again in {delay:.1f} s: {one_line(failure.last_error)}")

@@ -315,8 +315,18 @@ class JobContext:
     def renew(self) -> bool:
         """
         Extend the lease now, beyond what the worker does by itself. False: the job is not ours any more, stop.
+
+        It waits for the database: in an async handler await `renew_async`.
         """
         return self._locked() or self._renew()
+
+    async def renew_async(self) -> bool:
+        """
+        `renew`, while the event loop goes on.
+        """
+        import asyncio
+
+        return await asyncio.to_thread(self.renew)
 
 
 _current: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar("sqlqueue_current_job", default=None)

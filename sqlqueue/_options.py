@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypedDict
@@ -17,6 +17,7 @@ from .errors import OptionError
 
 __all__ = [
     "DEFAULT_BACKOFF",
+    "NO_CODE_OPTIONS",
     "CodeOptions",
     "JobOptionValues",
     "Key",
@@ -34,6 +35,7 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PRIORITIES = range(-100, 101)
 MOST_ATTEMPTS = 1_000_000
 HEADERS_LENGTH = 16 * 1024
+SHORTEST_TIMEOUT = 0.001
 PLAIN_KEY = re.compile(r"[!-~]{1,190}")
 
 
@@ -71,6 +73,9 @@ class CodeOptionValues(TypedDict, total=False):
 
     backoff: Backoff
     on_worker_lost: Literal["retry", "fail"]
+    timeout: float | timedelta
+    fail_on_timeout: bool
+    aliases: Sequence[str]
 
 
 class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
@@ -83,7 +88,7 @@ class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
 LATER_OPTIONS = frozenset(
     (
         *("ordered_by", "fair_by"),
-        *("timeout", "fail_on_timeout", "middleware", "aliases", "limit", "limit_key"),
+        *("middleware", "limit", "limit_key"),
     )
 )
 
@@ -163,6 +168,9 @@ class CodeOptions:
 
     backoff: Backoff | None = None
     on_worker_lost: Literal["retry", "fail"] | None = None
+    timeout: float | None = None
+    fail_on_timeout: bool | None = None
+    aliases: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CodeOptions:
@@ -170,12 +178,7 @@ class CodeOptions:
         Raises:
             OptionError: an option is not valid.
         """
-        backoff, on_worker_lost = options.get("backoff"), options.get("on_worker_lost")
-        if backoff is not None and not callable(backoff):
-            raise OptionError("backoff: give Fixed(…), Exponential(…), Steps(…) or a function of the attempt that returns seconds")
-        if on_worker_lost not in (None, "retry", "fail"):
-            raise OptionError(f'on_worker_lost: "retry" or "fail", not {_shown(on_worker_lost)}')
-        return cls(backoff=backoff, on_worker_lost=on_worker_lost)
+        return cls(**{name: _CODE_CHECKS[name](value) for name, value in options.items() if value is not None})
 
     def over(self, below: CodeOptions) -> CodeOptions:
         """
@@ -185,6 +188,7 @@ class CodeOptions:
         return replace(below, **given) if given else below
 
 
+NO_CODE_OPTIONS = CodeOptions()
 DEFAULT_BACKOFF: Backoff = Exponential()
 
 
@@ -197,13 +201,13 @@ def split_options(options: Mapping[str, Any]) -> tuple[RowOptions, CodeOptions]:
     return RowOptions.of(row), CodeOptions.of(code)
 
 
-def check_job_name(name: object) -> str:
+def check_job_name(name: object, option: str = "name") -> str:
     """
     Raises:
         OptionError: not a job name.
     """
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-        raise OptionError(f"name: a job name is 1 to 190 of the characters A-Z a-z 0-9 _ . : -, not {_shown(name)}")
+        raise OptionError(f"{option}: a job name is 1 to 190 of the characters A-Z a-z 0-9 _ . : -, not {_shown(name)}")
     return name
 
 
@@ -305,6 +309,41 @@ _ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
     "headers": _check_headers,
 }
 NO_ROW_OPTIONS = RowOptions()
+
+
+def _check_backoff(value: object) -> object:
+    if not callable(value):
+        raise OptionError("backoff: give Fixed(…), Exponential(…), Steps(…) or a function of the attempt that returns seconds")
+    return value
+
+
+def _check_on_worker_lost(value: object) -> object:
+    if value not in ("retry", "fail"):
+        raise OptionError(f'on_worker_lost: "retry" or "fail", not {_shown(value)}')
+    return value
+
+
+def _check_fail_on_timeout(value: object) -> bool:
+    if type(value) is not bool:
+        raise OptionError("fail_on_timeout: True or False")
+    return value
+
+
+def _check_aliases(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError("aliases: a list of the names that the job has had")
+    for name in value:
+        check_job_name(name, "aliases")
+    return tuple(dict.fromkeys(value))
+
+
+_CODE_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "backoff": _check_backoff,
+    "on_worker_lost": _check_on_worker_lost,
+    "timeout": lambda value: seconds(value, "timeout", minimum=SHORTEST_TIMEOUT),
+    "fail_on_timeout": _check_fail_on_timeout,
+    "aliases": _check_aliases,
+}
 
 
 def stored_key(unique: str | Key | bool | None, name: str, payload: str) -> str | None:

@@ -381,9 +381,6 @@ def positional_only(x: int, /) -> None: ...
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (coroutine, "coroutine: async def handlers are not available in this version"),
-        (functools.partial(coroutine, 1), "async def handlers are not available in this version"),
-        (AsyncCallable(), "async def handlers are not available in this version"),
         (generator, "generator: a generator function cannot be a job"),
         (async_generator, "a generator function cannot be a job"),
         (with_args, "'args'"),
@@ -395,6 +392,15 @@ def positional_only(x: int, /) -> None: ...
 def test_a_function_that_cannot_be_a_job_is_refused_at_once(function: Any, message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         signature_of(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_async"),
+    [(coroutine, True), (functools.partial(coroutine), True), (AsyncCallable(), True), (lambda x: coroutine(x), False), (len, False)],
+)
+def test_a_coroutine_function_is_known_in_any_disguise(function: Any, is_async: bool) -> None:
+    signature = Signature(function, context_type=JobContext) if function is not len else signature_of(lambda: None)
+    assert signature.is_async is is_async
 
 
 PLAIN = [

@@ -34,7 +34,7 @@ ROW_OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 LATER = [
     *("ordered_by", "fair_by"),
-    *("timeout", "fail_on_timeout", "middleware", "aliases", "limit", "limit_key"),
+    *("middleware", "limit", "limit_key"),
 ]
 
 

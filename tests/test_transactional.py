@@ -351,7 +351,7 @@ def test_what_cannot_be_served_is_refused(queue: Queue) -> None:
     refused: list[tuple[Any, str]] = [
         (asynchronous, "handlers with an AsyncSession are not available in this version"),
         (derived, "handlers with an AsyncSession are not available in this version"),
-        (coroutine, "async def handlers are not available in this version"),
+        (coroutine, "an async def handler cannot be transactional"),
         (too_late, "parameter 'session': the session must be the first parameter, or follow the context, taken by position"),
         (before_the_context, "parameter 'context': the context must be the first parameter"),
         (twice, "parameter 'other': the session must be the first parameter"),

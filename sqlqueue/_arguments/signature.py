@@ -44,8 +44,10 @@ class Signature:
     How one job's function takes its arguments: checked once, then used at every push and every run.
     """
 
-    __slots__ = ("_context_type", "_function", "_lock", "_name", "_plan", "session_type", "takes_context")
+    __slots__ = ("_context_type", "_function", "_lock", "_name", "_plan", "is_async", "session_type", "takes_context")
 
+    is_async: bool
+    """Whether to call the function makes a coroutine."""
     takes_context: bool
     session_type: Any
     """The class of the session that comes before the arguments, if one does."""
@@ -56,7 +58,7 @@ class Signature:
         self._name: str = getattr(function, "__qualname__", type_name(function))
         self._lock = RLock()
         self._plan: _Plan | None = None
-        self._refuse_function()
+        self._read_function()
         self._plan = self._read_plan(is_final=False)
 
     def __repr__(self) -> str:
@@ -142,11 +144,11 @@ class Signature:
             assert self._plan is not None
             return self._plan
 
-    def _refuse_function(self) -> None:
+    def _read_function(self) -> None:
         # A callable object is what its __call__ is.
+        self.is_async = False
         for function in (self._function, getattr(self._function, "__call__", None)):  # noqa: B004  # not a test for callability
-            if inspect.iscoroutinefunction(function):
-                raise RegistrationError(f"{self._name}: async def handlers are not available in this version")
+            self.is_async |= inspect.iscoroutinefunction(function)
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise RegistrationError(f"{self._name}: a generator function cannot be a job")
 
@@ -167,6 +169,10 @@ class Signature:
             return None
         if _is_session(self.session_type, ["AsyncSession"]):
             raise RegistrationError(f"{self._name}: handlers with an AsyncSession are not available in this version")
+        if self.is_async and self.session_type is not None:
+            raise RegistrationError(
+                f"{self._name}: an async def handler cannot be transactional; take the session out, or make it a plain function"
+            )
         return _Plan(
             positional=tuple(p.name for p in arguments if p.kind is not Parameter.KEYWORD_ONLY),
             required=frozenset(p.name for p in arguments if p.default is Parameter.empty),

@@ -45,6 +45,7 @@ class _Room:
     """
 
     busy: int
+    """How many wait for a slot or have one."""
     free: int
     ahead: int
     target: int
@@ -186,7 +187,7 @@ class Claimer:
         For how many more jobs there are slots, and for how many that are going to wait.
         """
         shift = self._shift
-        busy = shift.holdings.busy
+        busy = shift.in_slots
         free = max(shift.concurrency - busy, 0)
         target = self._target()
         shift.behind = shift.holdings.unsettled >= shift.most_unsettled
@@ -237,7 +238,7 @@ class Claimer:
         pause = self._next_look - time.monotonic() if room.any else 1.0
         if waiting:
             pause = min(pause, STALL_TICK)
-        if shift.holdings.busy < shift.refill_below <= room.busy:
+        if shift.in_slots < shift.refill_below <= room.busy:
             return  # it has come to that meanwhile, and nobody has rung
         if self._waking.wait(min(pause, meter.seconds_left, 1.0), has_room=room.any and not self._filled):
             shift.woken = True

@@ -11,9 +11,11 @@ from functools import partial
 
 from .._driver.settle import Release as ReleaseRow
 from .._executor import Ended, Status, run_delivery
+from .._job import JobContext
 from ..errors import UnusableDatabase
 from .claiming import Claimer
 from .logs import log
+from .loop import Loop
 from .renewing import Renewer
 from .settling import Settler
 from .shift import HANDED_BACK, Held, Shift
@@ -39,6 +41,7 @@ class Crew:
         self._renewer = Renewer(shift)
         self._claimer = Claimer(shift, self._renewer, wait_for_database=wait_for_database)
         self._settler = Settler(shift)
+        self._loop = Loop(shift, shift.async_concurrency - shift.concurrency)
         self._tick = min(1.0, shift.lease / 12)
         self._claiming = self._thread("claim", self._claimer.work)
         self._settling = self._thread("settle", self._settler.work)
@@ -71,13 +74,14 @@ class Crew:
             self._renewing.start()
         try:
             for held in claimed:
-                self._run(held)
+                self._run_here(held, held.start(self._renewer.renew_one))
             waiting = [held for held in waiting if self._shift.holdings.find(held.lease)]
             while waiting:
                 if waiting := self._settler.settle(waiting):
                     time.sleep(SHORT_PAUSE)
         finally:
             self._shift.closing.set()
+            self._shift.timeouts.close()
         return bool(claimed)
 
     def _thread(self, name: str, body: object) -> threading.Thread:
@@ -95,11 +99,20 @@ class Crew:
         except BaseException as error:
             self._shift.die(error)
 
-    def _run(self, held: Held, slot: int = 0) -> None:
+    def _run(self, held: Held, slot: int) -> None:
+        shift = self._shift
+        held.is_async = shift.queue.registry.is_async(held.delivery.name)
         context = held.start(self._renewer.renew_one)
-        self._shift.slots[slot] = held.started or 0.0
-        ended = run_delivery(self._shift.queue, held.delivery, context, self._shift.name)
-        self._shift.end(held, ended)
+        shift.slots[slot] = held.started or 0.0
+        if held.is_async:
+            self._loop.run(held, context)
+        else:
+            self._run_here(held, context)
+
+    def _run_here(self, held: Held, context: JobContext) -> None:
+        shift = self._shift
+        ended = run_delivery(shift.queue, held.delivery, context, shift.name, timeouts=shift.timeouts)
+        shift.end(held, ended)
         if ended.committed:
             self._settler.note_committed(held)
 
@@ -117,7 +130,9 @@ class Crew:
                 self._cut_short(why)
                 return False
             self._wait()
-        return True
+        for held in shift.holdings.running():
+            log.error("job %d (%s) is left behind: it has used an attempt, and comes back when its lease ends", *held.label)
+        return not shift.stuck
 
     def _wait(self) -> None:
         self._shift.bell.wait(min(self._tick, self._time_to_finish()))
@@ -146,10 +161,10 @@ class Crew:
         if self._shift.fatal is not None:
             return True
         no_more_claims = not self._claiming.is_alive() or time.monotonic() - since > CLAIM_GRACE
-        return no_more_claims and not self._shift.holdings
+        return no_more_claims and self._shift.stuck.issuperset(self._shift.holdings.all())
 
     def _cut_short(self, why: str) -> None:
-        running = self._shift.holdings.running()
+        running = [held for held in self._shift.holdings.running() if held not in self._shift.stuck]
         log.warning("%s: handing back %d running jobs, due again in %g s", why, len(running), HAND_BACK_DELAY)
         self._shift.closing.set()  # no renewal may hold the rows
         # Whatever the database does, the process ends now.
@@ -183,8 +198,11 @@ class Crew:
         for held in shift.holdings.running():
             held.lose("its worker has stopped")
         shift.claim_bell.ring()
+        shift.timeouts.close()
+        loop = self._loop.close()
         until = time.monotonic() + grace
-        for thread in (self._claiming, self._renewing, *(self._slots if not shift.holdings else ())):
+        jobs = [] if shift.holdings else [*self._slots, *([loop] if loop else [])]
+        for thread in (self._claiming, self._renewing, *jobs):
             self._join(thread, until - time.monotonic())
 
     @staticmethod

@@ -20,6 +20,7 @@ from .._driver.settle import Return, Settlement
 from .._executor import Ended, Status
 from .._job import Delivery, JobContext
 from .._queue import Queue
+from .._timeouts import Timeouts
 from .logs import log
 from .summary import Limits
 from .trouble import Patience
@@ -108,12 +109,17 @@ class Held:
     """Another worker may have it by now."""
     context: JobContext | None = None
     """What its handler knows; made when it starts, as there may be thousands that wait."""
+    is_async: bool = False
     doubtful: bool = False
     """A settlement was sent and its answer lost: it may have been applied."""
 
     @property
     def lease(self) -> tuple[int, str]:
         return self.delivery.id, self.delivery.token
+
+    @property
+    def label(self) -> tuple[int, str]:
+        return self.delivery.id, self.delivery.name
 
     def start(self, renew: Callable[[tuple[int, str]], bool]) -> JobContext:
         """
@@ -166,7 +172,7 @@ class Holdings:
     @property
     def busy(self) -> int:
         """
-        How many wait for a slot or have one.
+        How many have not ended.
         """
         return self._busy
 
@@ -277,12 +283,23 @@ class Shift:
     """
 
     def __init__(
-        self, queue: Queue, queues: tuple[str, ...], limits: Limits, *, concurrency: int, lease: float, name: str, idling: Idling = IDLING
+        self,
+        queue: Queue,
+        queues: tuple[str, ...],
+        limits: Limits,
+        *,
+        concurrency: int,
+        async_concurrency: int = 0,
+        lease: float,
+        name: str,
+        idling: Idling = IDLING,
+        exit_on_stuck: bool = False,
     ) -> None:
         self.queue = queue
         self.queues = queues
         self.limits = limits
         self.concurrency = concurrency
+        self.async_concurrency = max(async_concurrency, concurrency)
         self.lease = lease
         self.name = name
         self.process = os.getpid()
@@ -299,6 +316,8 @@ class Shift:
         """For the thread that claims."""
         self.slots = [0.0] * concurrency
         """When each slot began what it does, by the monotonic clock; 0 while it does nothing."""
+        self.beside = 0
+        """How many async jobs run without a slot."""
         self.pace = Pace(concurrency)
         self.refill_below = 0
         """The thread that claims wants to hear when fewer than so many are waiting or running."""
@@ -317,6 +336,10 @@ class Shift:
         self.given_up = threading.Event()
         """Nobody waits for what has not been settled by now."""
         self.finished = threading.Event()
+        self.timeouts = Timeouts(self._note_stuck)
+        self.stuck: set[Held] = set()
+        """What is left behind, because it does not react."""
+        self._exit_on_stuck = exit_on_stuck
         self.own_threads: set[int | None] = set()
 
     @property
@@ -333,6 +356,13 @@ class Shift:
         How many may have ended without being settled before no more are claimed; they keep their payloads.
         """
         return min(MOST_UNSETTLED, max(self.queue.consumer.most_in_memory, self.concurrency))
+
+    @property
+    def in_slots(self) -> int:
+        """
+        How many wait for a slot or have one.
+        """
+        return self.holdings.busy - self.beside
 
     def ask_to_stop(self, reason: str) -> None:
         # May run in a signal handler, between any two bytecodes of the main thread: nothing here may wait for a lock.
@@ -366,13 +396,20 @@ class Shift:
         """
         if held.started is not None:
             held.took = time.monotonic() - held.started
-            self.pace.note(held.took)
+            # So many async jobs run for one slot.
+            self.pace.note(held.took * self.concurrency / self.async_concurrency if held.is_async else held.took)
         self.holdings.end(held, ended)
         if not ended.committed:
             self.over.put(held)
         if held.delivery.reclaimed_from is not None:
             self.look_now = True  # what was not allowed to run beside it may be claimed
-        if self.look_now or self.holdings.busy < self.refill_below:
+        self.slot_is_free()
+
+    def slot_is_free(self) -> None:
+        """
+        Tell the thread that claims, if it wants to hear.
+        """
+        if self.look_now or self.in_slots < self.refill_below:
             self.refill_below = 0  # it has been heard
             self.claim_bell.ring()
 
@@ -406,6 +443,12 @@ class Shift:
             self.claim_bell.ring()
         if last and self.ending:
             self.bell.ring()
+
+    def _note_stuck(self, delivery: Delivery) -> None:
+        held = self.holdings.find((delivery.id, delivery.token))
+        if self._exit_on_stuck and held is not None:
+            self.stuck.add(held)
+            self.ask_to_stop(f"job {delivery.id} ({delivery.name}) is stuck")
 
     def _ring(self) -> None:
         self.bell.ring()

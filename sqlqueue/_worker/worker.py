@@ -26,6 +26,7 @@ from .summary import Limits, Summary
 
 __all__ = ["Worker"]
 
+DEFAULT_ASYNC, MOST_ASYNC = 100, 10_000
 SHORTEST_POLL, LONGEST_POLL = 0.005, 86_400.0
 
 
@@ -37,6 +38,9 @@ class Worker:
         queue: where the jobs are.
         queues: the names to watch, in order of precedence.
         concurrency: how many jobs run at once, each in a thread.
+        async_concurrency: how many jobs run at once if they are `async def`, all on one event loop, the others among them: at
+            least `concurrency`, since each may take the place of one in a thread. 100 if not given, or `concurrency` if that
+            is more.
         lease: seconds or a timedelta that a claim lasts; renewed at a third of it while the job runs.
         stop_when_empty: stop when none of the queues has a pending job and no job is running here.
         max_jobs: stop after starting so many.
@@ -48,6 +52,8 @@ class Worker:
         poll_max: the longest pause between two looks at queues that are empty, in seconds. Right after a job the pauses are
             short; they never go beyond the moment at which the next known job is due.
         notify: let pushes end such a pause: those of this process, and on PostgreSQL and SQLite of any. Otherwise only look.
+        exit_on_stuck: stop when a handler has not reacted 30 s after the end of its `timeout`. The others finish; that job has used
+            an attempt, and comes back when its lease ends.
 
     Example:
         `Worker(queue, ["high", "default"], concurrency=4).run()`
@@ -68,10 +74,13 @@ class Worker:
         shutdown_timeout: float | timedelta | None = None,
         poll_max: float | timedelta | None = None,
         notify: bool = True,
+        async_concurrency: int | None = None,
+        exit_on_stuck: bool = False,
     ) -> None:
         self.queue = queue
         self.queues = check_queues(queues)
         self.concurrency = _count("concurrency", concurrency, 1000)
+        self.async_concurrency = _async_count(async_concurrency, self.concurrency)
         self.lease = check_lease(lease)
         self.name = f"{host_name()}:{secrets.token_hex(3)}"
         self.summary: Summary | None = None
@@ -84,8 +93,10 @@ class Worker:
         )
         self._wait_for_database = seconds(wait_for_database, "wait_for_database")
         self._shutdown_timeout = None if shutdown_timeout is None else seconds(shutdown_timeout, "shutdown_timeout")
-        if type(notify) is not bool:
-            raise OptionError("notify: True or False")
+        for name, value in (("notify", notify), ("exit_on_stuck", exit_on_stuck)):
+            if type(value) is not bool:
+                raise OptionError(f"{name}: True or False")
+        self._exit_on_stuck = exit_on_stuck
         longest = None if poll_max is None else seconds(poll_max, "poll_max", minimum=SHORTEST_POLL, maximum=LONGEST_POLL)
         self._idling = Idling(longest, notify)
         self._guard = threading.Lock()
@@ -97,7 +108,7 @@ class Worker:
     def run(self) -> int:
         """
         Work until a limit, a signal or `stop()`; the exit code: 0, or 1 if a second signal or `shutdown_timeout` cut
-        running jobs short.
+        running jobs short, or one was stuck.
 
         In the main thread SIGTERM, SIGINT and SIGQUIT are caught meanwhile, and the garbage collector leaves alone what was
         there before. After a 1 running handlers are still under way in their threads: end the process with `os._exit`, so
@@ -177,9 +188,11 @@ class Worker:
                 self.queues,
                 self._limits,
                 concurrency=self.concurrency,
+                async_concurrency=self.async_concurrency,
                 lease=self.lease,
                 name=self.name,
                 idling=self._idling,
+                exit_on_stuck=self._exit_on_stuck,
             )
             shift.own_threads.add(threading.get_ident())
             self._has_run = True
@@ -222,6 +235,14 @@ class Worker:
             log.error("the worker has stopped: %s", error)
         finally:
             self._end(shift)
+
+
+def _async_count(given: int | None, concurrency: int) -> int:
+    if given is None:
+        return max(DEFAULT_ASYNC, concurrency)
+    if _count("async_concurrency", given, MOST_ASYNC) < concurrency:
+        raise OptionError(f"async_concurrency: at least the concurrency, {concurrency}, as an async job may take the place of any other")
+    return given
 
 
 def _count(name: str, value: Any, most: int) -> int:

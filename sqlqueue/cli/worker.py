@@ -30,6 +30,7 @@ __all__ = ["work"]
 @takes_app
 @click.option("--queue", "queues", multiple=True, metavar="QUEUE,…", help="Queues in order of precedence; repeatable.  [default: default]")
 @click.option("--concurrency", type=int, default=10, show_default=True, help="How many jobs run at once, each in a thread.")
+@click.option("--async-concurrency", type=int, metavar="N", help="How many async jobs run at once.  [default: 100, or the concurrency]")
 @click.option("--lease", type=float, metavar="SECONDS", help="How long a claim lasts; renewed while the job runs.  [default: 60]")
 @click.option("--once", is_flag=True, help="Run at most one job.")
 @click.option("--stop-when-empty", is_flag=True, help="Stop when no job of the queues is pending.")
@@ -43,6 +44,7 @@ __all__ = ["work"]
 @click.option("--shutdown-timeout", type=float, metavar="SECONDS", help="How long to wait for running jobs; then hand them back, exit 1.")
 @click.option("--poll-max", type=float, metavar="SECONDS", help="The longest pause between two looks at empty queues.")
 @click.option("--notify/--no-notify", default=True, help="Let pushes wake the worker, or only look.  [default: notify]")
+@click.option("--exit-on-stuck", is_flag=True, help="Stop, exit 1, when a job does not react to the end of its timeout.")
 @click.option("--verbose", "-v", is_flag=True, help="One line a job.")
 def work(target: Target, *, queues: Sequence[str], once: bool, imports: Sequence[str], verbose: bool, **limits: Any) -> None:
     """
@@ -72,7 +74,7 @@ def work(target: Target, *, queues: Sequence[str], once: bool, imports: Sequence
 def _only_one(limits: dict[str, Any]) -> dict[str, Any]:
     if limits["max_jobs"] is not None:
         raise Misuse("--once and --max-jobs contradict each other")
-    return {"concurrency": 1, "max_jobs": 1, "stop_when_empty": True}
+    return {"concurrency": 1, "async_concurrency": 1, "max_jobs": 1, "stop_when_empty": True}
 
 
 # --- signals

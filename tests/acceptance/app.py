@@ -4,6 +4,8 @@ The application that the worker processes of these tests run: `python tests/acce
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -18,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlqueue import Fixed, JobContext, Queue, Worker
+from sqlqueue import Fixed, JobContext, JobTimeout, Queue, Worker
 
 queue = Queue(os.environ.get("APP_URL"))
 metadata = sa.MetaData()
@@ -104,6 +106,24 @@ def die_once(context: JobContext) -> None:
 def wait(context: JobContext, folder: str) -> None:
     """Says that it has begun, and waits for leave to end."""
     Path(folder, f"began-{context.id}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+@queue.job(name="wait_async", max_attempts=1)
+async def wait_async(context: JobContext, folder: str) -> None:
+    Path(folder, f"began-{context.id}").touch()
+    while not Path(folder, "go").exists():
+        await asyncio.sleep(0.01)
+
+
+@queue.job(name="linger", timeout=0.05)
+def linger(context: JobContext, folder: str) -> None:
+    """Says that its time is over, and goes on."""
+    with contextlib.suppress(JobTimeout):
+        while True:
+            time.sleep(0.01)
+    Path(folder, f"told-{context.id}").touch()
     while not Path(folder, "go").exists():
         time.sleep(0.01)
 
