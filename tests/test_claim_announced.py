@@ -18,8 +18,9 @@ from sqlqueue._dialects import Watch, open_watch
 from sqlqueue._driver.sleepers import note_worker
 from sqlqueue._job import Delivery
 from sqlqueue._queue.claims import Taking
+from sqlqueue._worker.bell import Bell
 from sqlqueue._worker.crew import Crew
-from sqlqueue._worker.shift import Bell, Shift
+from sqlqueue._worker.shift import Shift
 from sqlqueue._worker.summary import Limits
 from tests.rows import PATIENCE, Trap, at_statement, failed_in, jobs_in, listening, put, put_each, raising, statements_of
 from tests.servers import Database

@@ -16,8 +16,9 @@ from sqlqueue._driver.settle import Complete, Move, Release, Settlement
 from sqlqueue._failure import Failure, Reason
 from sqlqueue._queue import looks
 from sqlqueue._worker import claiming, waking
+from sqlqueue._worker.bell import Bell
 from sqlqueue._worker.crew import Crew
-from sqlqueue._worker.shift import Bell, Shift
+from sqlqueue._worker.shift import Shift
 from sqlqueue._worker.summary import Limits, Meter
 from tests.rows import put, put_key, statements_of
 

@@ -19,8 +19,9 @@ from sqlqueue import Queue
 from sqlqueue._dialects import after, open_watch, server_of
 from sqlqueue._queue import wakes
 from sqlqueue._worker import claiming, waking
+from sqlqueue._worker.bell import Bell
 from sqlqueue._worker.crew import Crew
-from sqlqueue._worker.shift import Bell, Shift
+from sqlqueue._worker.shift import Shift
 from sqlqueue._worker.summary import Limits
 from tests.producers import job_ids
 from tests.rows import statements_of

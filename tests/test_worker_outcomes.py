@@ -169,6 +169,11 @@ def test_releases_between_the_attempts_are_not_counted(queue: Queue, observer: E
         (lambda attempt: timedelta(seconds=400), 400, 400),
         (lambda attempt: 1 / 0, 3.75, 6.25),
         (lambda attempt: float("nan"), 3.75, 6.25),
+        (lambda attempt: float("inf"), 3.75, 6.25),
+        (lambda attempt: -1, 3.75, 6.25),
+        (lambda attempt: 10**400, 3.75, 6.25),
+        (lambda attempt: "soon", 3.75, 6.25),
+        (lambda attempt: timedelta(days=365), 30 * 86_400, 30 * 86_400),
     ],
 )
 def test_the_next_attempt_is_due_when_the_policy_says(queue: Queue, observer: Engine, policy: Any, least: float, most: float) -> None:
@@ -179,6 +184,21 @@ def test_the_next_attempt_is_due_when_the_policy_says(queue: Queue, observer: En
     (row,) = jobs(observer, queue)
     slack = timedelta(seconds=2)
     assert before + timedelta(seconds=least) - slack <= row["available_at"] <= datetime.now(UTC) + timedelta(seconds=most) + slack
+
+
+def test_whatever_a_policy_does_the_last_attempt_fails(queue: Queue, observer: Engine) -> None:
+    asked: list[int] = []
+
+    def policy(attempt: int) -> float:
+        asked.append(attempt)
+        sys.exit(3)
+
+    queue.job(name="raise", backoff=policy, max_attempts=2)(raises)
+    push(queue, "raise")
+    assert work_off(queue).counts == {"retrying": 1}
+    make_due(observer, queue)
+    assert work_off(queue).counts == {"failed": 1}
+    assert asked == [1]
 
 
 def test_a_job_that_this_worker_does_not_know_is_named_and_retried(queue: Queue, observer: Engine) -> None:

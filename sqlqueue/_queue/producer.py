@@ -84,6 +84,9 @@ class Producer(Configured):
             options: row options (see `Job.options`) and code options. `backoff`: a policy, or a function from the number of
                 the attempt that failed to seconds. `on_worker_lost`: what becomes of a job whose worker died or lost the
                 lease while it had it; `"retry"` runs it again while it has attempts left, `"fail"` moves it to the failed table.
+                `timeout`: seconds or a timedelta that the handler may run; then an async one is cancelled, and a plain one has
+                JobTimeout raised in its thread. `fail_on_timeout`: True if that is not worth another attempt. `aliases`: names that
+                the job has had; rows under them run it.
 
         Raises:
             RegistrationError: the signature or an annotation cannot travel, or the name is taken.

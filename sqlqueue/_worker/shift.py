@@ -4,9 +4,7 @@ What the threads of one run share.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -21,11 +19,12 @@ from .._executor import Ended, Status
 from .._job import Delivery, JobContext
 from .._queue import Queue
 from .._timeouts import Timeouts
+from .bell import Bell
 from .logs import log
 from .summary import Limits
 from .trouble import Patience
 
-__all__ = ["HANDED_BACK", "Bell", "Held", "Holdings", "Idling", "Shift"]
+__all__ = ["HANDED_BACK", "Held", "Holdings", "Idling", "Shift"]
 
 HANDED_BACK = Ended(Status.RETURNED, Return(), "not started")
 SOON = 0.1  # seconds that a job may wait in memory
@@ -33,64 +32,6 @@ LONG = 10.0  # longer jobs count as that long
 STUCK = 0.25  # seconds after which what waits is better handed back
 MOST_AHEAD = 3000
 MOST_UNSETTLED = 3000  # beyond that the settlements have to catch up first
-
-
-class Bell:
-    """
-    An event that may be rung from a signal handler, where a lock of `threading.Event` could be held already.
-    """
-
-    def __init__(self) -> None:
-        self._rings: SimpleQueue[None] = SimpleQueue()
-        self._wire: tuple[socket.socket, socket.socket] | None = None
-        self._on_the_wire = False
-
-    def ring(self) -> None:
-        self._rings.put(None)
-        if self._on_the_wire and self._wire is not None:
-            with contextlib.suppress(OSError):  # full: it has rung. Closed: nobody waits any more.
-                self._wire[0].send(b".")
-
-    @property
-    def socket(self) -> socket.socket:
-        """
-        Can be read after a ring, for somebody who waits for other things too.
-        """
-        if self._wire is None:
-            self._wire = socket.socketpair()
-            for end in self._wire:
-                end.setblocking(False)
-        return self._wire[1]
-
-    def wait(self, timeout: float) -> None:
-        """
-        Wait for a ring at most so long. Several rings are one.
-        """
-        with contextlib.suppress(Empty):
-            self._rings.get(timeout=max(timeout, 0.0))
-            while True:
-                self._rings.get_nowait()
-
-    def wait_beside(self, wait: Callable[[float], bool], timeout: float) -> bool:
-        """
-        Let `wait` do the waiting, which ends when `socket` can be read; what it returned, False when it has rung before.
-        """
-        self._on_the_wire = True
-        try:
-            return self._rings.empty() and wait(max(timeout, 0.0))
-        finally:
-            self._on_the_wire = False
-            self.wait(0)
-            with contextlib.suppress(OSError):
-                self.socket.recv(4096)
-
-    def close(self) -> None:
-        """
-        Nobody waits beside it any more.
-        """
-        if self._wire is not None:
-            for end in self._wire:
-                end.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -282,6 +223,22 @@ class Shift:
     One run of a worker: its queues of work, what it holds, and why it ends.
     """
 
+    beside = 0
+    """How many async jobs run without a slot."""
+    refill_below = 0
+    """The thread that claims wants to hear when fewer than so many are waiting or running in slots."""
+    behind = False
+    """It waits until enough of what has ended is settled."""
+    look_now = False
+    woken = False
+    """There may be something new in the queues."""
+    reason: str | None = None
+    """Why it stops."""
+    asked_at: float | None = None
+    """By the monotonic clock: when somebody asked, so that what has not started is handed back; a limit lets it run."""
+    signals = 0
+    fatal: BaseException | None = None
+
     def __init__(
         self,
         queue: Queue,
@@ -316,22 +273,7 @@ class Shift:
         """For the thread that claims."""
         self.slots = [0.0] * concurrency
         """When each slot began what it does, by the monotonic clock; 0 while it does nothing."""
-        self.beside = 0
-        """How many async jobs run without a slot."""
         self.pace = Pace(concurrency)
-        self.refill_below = 0
-        """The thread that claims wants to hear when fewer than so many are waiting or running."""
-        self.behind = False
-        """It waits until enough of what has ended is settled."""
-        self.look_now = False
-        self.woken = False
-        """There may be something new in the queues."""
-        self.reason: str | None = None
-        """Why it stops."""
-        self.asked_at: float | None = None
-        """By the monotonic clock: when somebody asked, so that what has not started is handed back; a limit lets it run."""
-        self.signals = 0
-        self.fatal: BaseException | None = None
         self.closing = threading.Event()
         self.given_up = threading.Event()
         """Nobody waits for what has not been settled by now."""

@@ -52,6 +52,17 @@ def transactional(session: Session, number: int) -> int:
 def context_and_session(context: JobContext, session: Session, number: int, *, note: str | None = None) -> None: ...
 
 
+@queue.job(name="asynchronous", timeout=timedelta(minutes=1), fail_on_timeout=True, aliases=["old"])
+async def asynchronous(context: JobContext, number: int) -> str:
+    assert_type(await context.renew_async(), bool)
+    return str(number)
+
+
+@queue.job
+async def bare_asynchronous(number: int) -> int:
+    return number
+
+
 class OwnSession(Session): ...
 
 
@@ -74,6 +85,8 @@ def push(session: Session, scoped: scoped_session[Session], connection: sa.Conne
     with_context.push(session, 1, names={})
     nothing.push(session)
     only_context.push(session)
+    asynchronous.push(session, 1)
+    bare_asynchronous.push(session, number=1)
     transactional.push(session, 1)
     transactional.push(session, number=1)
     context_and_session.push(session, 1, note="x")
@@ -87,6 +100,9 @@ def push(session: Session, scoped: scoped_session[Session], connection: sa.Conne
 async def push_async(session: AsyncSession, connection: AsyncConnection, scoped: async_scoped_session[AsyncSession]) -> None:
     assert_type(await bare.push_async(session, 1), Pushed)
     await bare.push_async(scoped, 1)
+    await asynchronous.push_async(session, 1)
+    assert_type(await asynchronous(1), str)
+    assert_type(await bare_asynchronous(1), int)
     await bare_with_context.push_async(connection, number=1)
     await with_context.options(priority=1).push_async(session, 1, names={})
     await bare.bind(1).push_async(session)
@@ -108,7 +124,7 @@ def options(session: Session) -> None:
     with_context.options(available_at=datetime.now(UTC)).bind(1, {})
     bare.options(unique=True, unique_until="started", unique_for=timedelta(hours=1), on_conflict="keep").bind(1)
     assert_type(queue.once(session, "a", expire_after=60), bool)
-    queue.route(bare, queue="slow", backoff=Steps([1, 2]))
+    queue.route(bare, queue="slow", backoff=Steps([1, 2]), timeout=5)
     queue.route("named", max_attempts=2)
     queue.push_named(session, "a", {"b": [1]}, priority=3)
 
