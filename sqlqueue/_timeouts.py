@@ -96,8 +96,8 @@ class ThreadWatch(Watch):
         """
         returned: list[T] = []
         raised: list[BaseException] = []
+        self.begin()
         try:
-            self.begin()
             self._token.append(None)
             try:
                 returned.append(call())

@@ -153,7 +153,7 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     pytest.importorskip("aiosqlite")
     write_shop(directory)
     running = [block for block in blocks("python") if "target_metadata" not in block.code and not is_for_tests(block)]
-    _, push, options, context, transactional, asynchronous = running
+    _, push, options, context, transactional, handler, asynchronous = running
     exec(compile(push.code, "README.md", "exec"), {"__name__": "readme"})
     shop = sys.modules["shop"]
     assert shop.queue.pending() == 1
@@ -170,6 +170,10 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     assert Worker(shop.queue, "voids").run_once()
     with shop.Session(shop.engine) as session:
         assert session.get(shop.Order, 1).receipts == 0
+    exec(compile(handler.code, "README.md", "exec"), {"__name__": "readme"})
+    with shop.queue.begin() as session:
+        shop.queue.push_named(session, "remind", {"order_id": 1}, queue="slow")
+    shop.queue.drain(queues="slow").assert_all_done()
     for block in (options, context, asynchronous):
         exec(compile(block.code, "README.md", "exec"), {"__name__": "readme"})
     assert {row.queue: row.total for row in shop.queue.stats()} == {"default": 4, "slow": 3, "high": 1}

@@ -673,3 +673,13 @@ def test_a_choice_that_is_none_is_refused(plain: Queue, wrong: object) -> None:
         plain.job(name="a", fail_on_timeout=wrong)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match=r"^exit_on_stuck"):
         Worker(plain, exit_on_stuck=wrong)  # type: ignore[arg-type]
+
+
+def test_a_handler_that_cannot_be_watched_is_not_called(plain: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(watching: Timeouts, watch: Watch) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Timeouts, "add", refuse)
+    called: list[bool] = []
+    assert "can't start new thread" in error_of(run(plain, lambda: called.append(True), timeout=1))
+    assert called == []
