@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import Queue
 from sqlqueue._dialects import after, open_watch, server_of
-from sqlqueue._queue import wakes
+from sqlqueue._queue import commits
 from sqlqueue._worker import claiming, waking
 from sqlqueue._worker.bell import Bell
 from sqlqueue._worker.crew import Crew
@@ -267,13 +267,13 @@ def test_nothing_is_kept_of_sessions_that_have_pushed(runs: Runs, engine: Engine
     with heard(runs.queue):
         before = rounds()
         assert rounds() == before
-    assert len(wakes._open) == 0
+    assert len(commits._open) == 0
 
 
 def test_a_session_that_nobody_listens_to_gets_no_listener(runs: Runs, engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         runs.queue.push_named(session, "note", {})
-        assert not event.contains(session, "after_commit", wakes._after_commit)
+        assert not event.contains(session, "after_commit", commits._after_commit)
 
 
 # --- the register of sleepers

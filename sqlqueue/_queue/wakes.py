@@ -9,11 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+
+from .commits import open_transaction
 
 __all__ = ["Wakes"]
 
@@ -24,19 +23,9 @@ class _Listener:
     wake: Callable[[], None]
     process: int
 
-
-@dataclass(frozen=True, slots=True)
-class _Pushed:
-    """
-    What a transaction has pushed that somebody here waits for.
-    """
-
-    connection: sa.Connection
-    listeners: set[_Listener]
-
-
-# Of transactions that have not ended. One that is rolled back is forgotten with its object.
-_open: WeakKeyDictionary[SessionTransaction, _Pushed] = WeakKeyDictionary()
+    def hear(self) -> None:
+        if self.process == os.getpid():  # else its threads are in the parent of this fork
+            self.wake()
 
 
 class Wakes:
@@ -65,38 +54,11 @@ class Wakes:
     def pushed(self, session: object, connection: sa.Connection, queues: Iterable[str]) -> None:
         """
         Something was pushed in this session's transaction. Whatever goes wrong here, the push has not.
-
-        A plain Connection says only before its COMMIT that there will be one: too early to look.
         """
         if not self._listeners:
             return
         with suppress(Exception):  # without a wake the workers look by themselves
-            _note(session, connection, {one for one in self._listeners if not one.queues.isdisjoint(queues)})
-
-
-def _note(session: object, connection: sa.Connection, listeners: set[_Listener]) -> None:
-    found = session() if isinstance(session, scoped_session) else session
-    root = found.get_transaction() if listeners and isinstance(found, Session) else None
-    if root is None:
-        return
-    assert isinstance(found, Session)
-    if root not in _open:
-        _open[root] = _Pushed(connection, set())
-    _open[root].listeners.update(listeners)
-    # On this session alone: to add a listener to all sessions would be seen by those that are just committing, in other threads.
-    if not event.contains(found, "after_commit", _after_commit):
-        event.listen(found, "after_commit", _after_commit)
-
-
-def _after_commit(session: Session) -> None:
-    if session.in_nested_transaction():
-        return  # a savepoint was released
-    root = session.get_transaction()
-    pushed = None if root is None else _open.pop(root, None)
-    # A session on a connection whose transaction began outside of it does not commit that one.
-    if pushed is None or pushed.connection.in_transaction():
-        return
-    for listener in pushed.listeners:
-        if listener.process == os.getpid():  # else its threads are in the parent of this fork
-            with suppress(Exception):  # it would look as if the commit had failed
-                listener.wake()
+            listeners = [one for one in self._listeners if not one.queues.isdisjoint(queues)]
+            if listeners and (opened := open_transaction(session, connection)) is not None:
+                for one in listeners:
+                    opened.do(one.hear)
