@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -25,6 +24,7 @@ from ._failure import Failure, Reason, one_line
 from ._job import Delivery, Discard, Fail, Job, JobContext, Release, make_current
 from ._queue import Queue
 from ._queue.handler_sessions import NotStarted, run_in_session
+from ._secrets import secrets_of
 from ._timeouts import AsyncWatch, ThreadWatch, Timeouts, Watch
 from .errors import JobTimeout
 
@@ -55,6 +55,8 @@ class Ended:
     note: str = ""
     committed: bool = False
     """The handler's own transaction has written it."""
+    failure: Failure | None = field(default=None, repr=False, compare=False)
+    """What went wrong, if something did."""
 
 
 DONE = Ended(Status.DONE, Complete())
@@ -141,9 +143,9 @@ class _Run:
         """
         payload = self._delivery.payload
         self._job = job = self._queue.registry.find(self._delivery.name)
-        self._secrets = _secrets(job, payload)
+        self._secrets = secrets_of(job.signature, payload)
         self._arguments = job.signature.decode(payload)
-        self._secrets += _secrets(job, self._arguments)
+        self._secrets += secrets_of(job.signature, self._arguments)
         return job
 
     def call(self, *session: Session) -> None:
@@ -154,7 +156,7 @@ class _Run:
             self._context._renew = watch.shielded(self._context._renew)
             handler = partial(watch.around, handler)
         # A copy: context variables that a handler sets must not reach the next job of this thread.
-        result = contextvars.copy_context().run(_call, self._context, handler)
+        result = contextvars.copy_context().run(_call, self._queue, self._context, handler)
         if result is not None:
             _raise_outcome(result)
 
@@ -175,11 +177,16 @@ class _Run:
         """
         try:
             leading = (self._context,) if self._job.signature.takes_context else ()
-            work = _call(self._context, partial(self._job.function, *leading, **self._arguments))
+            make_current(self._context)
+            work = self._job.function(*leading, **self._arguments)
             if (timeout := self._queue.registry.code(self._delivery.name).timeout) is not None:
                 self._watch = watch = AsyncWatch(self._watching(), timeout, self._delivery)
                 work = watch.around(work)
-            result = await work
+            if self._queue.headers.are_read:
+                with self._queue.headers.reading(self._context.headers):
+                    result = await work
+            else:
+                result = await work
             if result is not None:
                 _raise_outcome(result)
         except BaseException as error:
@@ -201,9 +208,12 @@ class _Run:
         return self._timeouts
 
 
-def _call(context: JobContext, handler: Callable[[], Any]) -> Any:
+def _call(queue: Queue, context: JobContext, handler: Callable[[], Any]) -> Any:
     make_current(context)
-    return handler()
+    if not queue.headers.are_read:
+        return handler()
+    with queue.headers.reading(context.headers):
+        return handler()
 
 
 def _complete_beside(work: Coroutine[Any, Any, Ended]) -> Ended:
@@ -268,42 +278,10 @@ def _judge(
         return Ended(Status.RETRYING, ReleaseRow(NOT_STARTED_DELAY, None), note)
     if issubclass(kind, Fail):
         failure = Failure.from_exception(error, Reason.FAILED_BY_JOB, secrets)
-        return Ended(Status.FAILED, Move(failure, worker), one_line(failure.message))
+        return Ended(Status.FAILED, Move(failure, worker), one_line(failure.message), failure=failure)
     failure = Failure.from_exception(error, Reason.TIMED_OUT if timed_out else Reason.EXCEPTION, secrets)
     if delivery.last_attempt or (timed_out and queue.registry.code(delivery.name).fail_on_timeout):
-        return Ended(Status.FAILED, Move(failure, worker), one_line(failure.last_error))
+        return Ended(Status.FAILED, Move(failure, worker), one_line(failure.last_error), failure=failure)
     delay = queue.backoff(delivery.name, delivery.attempt)
-    return Ended(Status.RETRYING, ReleaseRow(delay, failure.last_error), f"again in {delay:.1f} s: {one_line(failure.last_error)}")
-
-
-def _secrets(job: Job[..., Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """
-    The texts as which sensitive arguments may show up in an error: whole, in their parts, and as Python and JSON quote them.
-    """
-    names = job.signature.sensitive
-    if not names:
-        return ()
-    parts = (part for name in names if name in values for part in _parts(values[name]))
-    return tuple({text for part in parts for text in _texts(part)})
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, bool) or value is None:  # their texts are everywhere, and no secret
-        return
-    yield value
-    if isinstance(value, dict):
-        for inner in value.values():
-            yield from _parts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _parts(inner)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-        yield from (quoted[1:-1] for quoted in (repr(value), ascii(value), json.dumps(value)))
-        return
-    for text in (str, repr):
-        with contextlib.suppress(Exception):  # a user's own class
-            yield text(value)
+    note = f"again in {delay:.1f} s: {one_line(failure.last_error)}"
+    return Ended(Status.RETRYING, ReleaseRow(delay, failure.last_error), note, failure=failure)

@@ -54,17 +54,17 @@ class Failure:
         _hide_parameters(error)
         return cls(
             reason=reason,
-            error_class=clean_text(_class_name(error), CLASS_LENGTH),
+            error_class=clean_text(hide(_class_name(error)), CLASS_LENGTH),
             message=clean_text(hide(_message(error)), MESSAGE_LENGTH),
             traceback=clean_text(hide(_traceback(error)), TRACEBACK_LENGTH),
         )
 
     @classmethod
-    def from_text(cls, text: str, reason: Reason = Reason.FAILED_BY_JOB) -> Failure:
+    def from_text(cls, text: str, reason: Reason = Reason.FAILED_BY_JOB, secrets: Iterable[str] = ()) -> Failure:
         """
         Describe a failure that somebody put into words.
         """
-        return cls(reason=reason, error_class=None, message=clean_text(text, MESSAGE_LENGTH))
+        return cls(reason=reason, error_class=None, message=clean_text(_redaction(secrets)(text), MESSAGE_LENGTH))
 
     @property
     def last_error(self) -> str:

@@ -71,11 +71,32 @@ class Signature:
         """
         return (self._plan or self._resolved()).sensitive
 
+    @property
+    def is_resolved(self) -> bool:
+        """
+        Whether every annotation has been read.
+        """
+        return self._plan is not None
+
     def resolve(self) -> None:
         """
         Resolve what was not defined when the function was registered, or raise ``RegistrationError``.
         """
         self._resolved()
+
+    def sole_parameter(self) -> tuple[str, Any]:
+        """
+        The name and the resolved annotation of the one parameter that has to be given, taken by position.
+
+        Raises:
+            RegistrationError: there is none, or there are others that have no default.
+        """
+        plan = self._plan or self._resolved()
+        name = plan.positional[0] if plan.positional else None
+        if name is None or not plan.required <= {name}:
+            raise RegistrationError(f"{self._name}: it has to take one argument, the event; others need a default")
+        parameter = next(one for one in self._read_parameters() if one.name == name)
+        return name, unwrap(self._evaluate(parameter))
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, JSON]:
         """

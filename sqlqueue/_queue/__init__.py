@@ -15,6 +15,7 @@ from .._tables import build_tables
 from .failed import FailedJobs
 from .operations import Operations, check_lease, check_queues
 from .producer import DEFAULT_QUEUE
+from .publishing import Publishing
 from .reports import Reports
 from .sessions import AnySession
 from .testing import Testing
@@ -27,7 +28,7 @@ __all__ = ["DEFAULT_QUEUE", "AnySession", "Queue", "check_lease", "check_queues"
 MAX_PAYLOAD = 1024 * 1024
 
 
-class Queue(Testing, Operations, Reports):
+class Queue(Testing, Publishing, Operations, Reports):
     """
     A job queue in the application's own database.
 
@@ -36,7 +37,7 @@ class Queue(Testing, Operations, Reports):
 
     Args:
         engine: a database URL, an Engine or an AsyncEngine.
-        imports: modules that register jobs; a worker imports them at its start.
+        imports: modules that register jobs; a worker imports them at its start, `publish` before its first event.
         metadata: the MetaData to add the tables to, for instance `Base.metadata`.
         prefix: what the names of the tables begin with.
         schema: the schema that the tables are in.

@@ -18,16 +18,19 @@ from .._driver.claim import ClaimedRow, Company, Lease, claim_lane, claim_plain,
 from .._driver.keys import let_go
 from .._driver.lanes import Lane
 from .._driver.settle import GROUP, Move, Settlement, failed_already, last_errors, move_to_failed
+from .._events import JobFailed
 from .._failure import Failure, Reason
 from .._job import Delivery
 from .._tables import Tables
 from ..errors import ArgumentError
+from .listeners import Listeners
 from .looks import Look
+from .telling import said_by
 
-__all__ = ["UNKNOWN_SIZE", "Claim", "Taking", "number_that_fit"]
+__all__ = ["UNKNOWN_SIZE", "Claim", "Doomed", "Taking", "number_that_fit", "tell_failed"]
 
-Doomed = list[tuple[ClaimedRow, Failure]]
-"""What must not run, and why."""
+Doomed = list[tuple[str, ClaimedRow, Failure]]
+"""What must not run, after the name of its queue, and why."""
 
 MOST_AT_ONCE = 1000
 MOST_BYTES = 16 * 2**20  # of payloads that wait in memory
@@ -132,6 +135,8 @@ class Taking:
         """Lanes of which everything that was due before this moment has been taken."""
         self.unfinished: list[Lane] = []
         """Lanes whose jobs that must not run are more than one transaction should move."""
+        self.failed: Doomed = []
+        """What has been moved to the failed table."""
         self._connection = connection
         self._tables = tables
         self._claim = claim
@@ -194,14 +199,15 @@ class Taking:
 
     def _move_part(self, doomed: Doomed) -> None:
         connection, tables = self._connection, self._tables
-        ids = [row.id for row, _ in doomed]
+        ids = [row.id for _, row, _ in doomed]
         errors = last_errors(connection, tables, ids)
         # An id that has come twice, after somebody has reset the counter: an error here would stop every worker in turn.
         there = failed_already(connection, tables, ids)
-        moving = ((row, _with_last_error(failure, errors.get(row.id))) for row, failure in doomed if row.id not in there)
-        moved = move_to_failed(connection, tables, [_move_of(row, failure, self._terms) for row, failure in moving])
+        moving = [(queue, row, _with_last_error(failure, errors.get(row.id))) for queue, row, failure in doomed if row.id not in there]
+        moved = move_to_failed(connection, tables, [_move_of(row, failure, self._terms) for _, row, failure in moving])
+        self.failed += [one for one in moving if one[1].id in moved]
         # The others stay: a duplicate push holds their key. Under our lease they would look like jobs that we died of.
-        put_back(connection, tables, (row for row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
+        put_back(connection, tables, (row for _, row, _ in doomed if row.id not in moved), BLOCKED_PAUSE)
 
     def _let_go_of_keys(self, rows: Sequence[ClaimedRow]) -> Sequence[ClaimedRow]:
         """
@@ -228,13 +234,29 @@ class Taking:
                 try:
                     delivery = _delivery(row, lane.queue, self._terms.token, until)
                 except ArgumentError as error:
-                    doomed.append((row, Failure(Reason.DAMAGED, None, f"the row is damaged: {error}")))
+                    doomed.append((lane.queue, row, Failure(Reason.DAMAGED, None, f"the row is damaged: {error}")))
                 else:
                     self.taken.append(_Taken(precedence, row.due, row.id, delivery))
                     self.size += len(row.payload)
             else:
-                doomed.append((row, _why(row)))
+                doomed.append((lane.queue, row, _why(row)))
         return doomed
+
+
+def tell_failed(listeners: Listeners, failed: Doomed, worker: str) -> None:
+    """
+    Tell what a claim has moved to the failed table, once that is committed.
+    """
+    if not listeners.hear(JobFailed):
+        return
+    for queue, row, failure in failed:
+        try:
+            headers = _headers(row.headers)
+        except ArgumentError:
+            headers = {}
+        about: dict[str, Any] = {"id": row.id, "name": row.name, "queue": queue, "headers": headers, "worker": worker}
+        about |= {"attempt": row.attempts, "max_attempts": row.max_attempts, "reason": failure.reason}
+        listeners.tell(JobFailed(**about, **said_by(failure)))
 
 
 def _why(row: ClaimedRow) -> Failure:

@@ -26,7 +26,8 @@ from .._driver.lanes import Lane, announced_lane, find_lanes
 from .._driver.settle import GROUP, Results, Return, Settlement, lost_leases, renew, settle
 from .._job import Delivery
 from .._tables import Tables
-from .claims import UNKNOWN_SIZE, Claim, Taking, number_that_fit
+from .claims import UNKNOWN_SIZE, Claim, Doomed, Taking, number_that_fit, tell_failed
+from .listeners import Listeners
 from .looks import Look, Looks
 from .transactions import Transactions
 
@@ -42,9 +43,10 @@ class Consumer(Transactions):
     Claims, settles and renews.
     """
 
-    def __init__(self, source: URL | Engine, tables: Tables) -> None:
+    def __init__(self, source: URL | Engine, tables: Tables, listeners: Listeners | None = None) -> None:
         super().__init__(source)
         self._tables = tables
+        self._listeners = listeners or Listeners()
         self._looks = Looks()
         self._unanswered: deque[_Unanswered] = deque()
         self._size: float | None = None  # of a payload lately, in bytes
@@ -114,7 +116,7 @@ class Consumer(Transactions):
         if doomed:
             # What was taken beside them is ours and has to run; they are found again when their lease ends.
             with suppress(DBAPIError):
-                self.write(lambda connection: Taking(connection, self._tables, taking.look, claim, terms).move(doomed))
+                self._move(doomed, taking.look, claim, terms)
         return claim.deliveries()
 
     def _note_size(self, claim: Claim) -> None:
@@ -122,6 +124,18 @@ class Consumer(Transactions):
             size = claim.size / len(claim.taken)
             # Large ones that were seen lately may come again.
             self._size = size if self._size is None else max(size, self._size / 2)
+
+    def _move(self, doomed: Doomed, look: Look, claim: Claim, terms: Lease) -> None:
+        """
+        Move what must not run to the failed table, in a transaction of its own.
+        """
+
+        def move(connection: sa.Connection) -> Taking:
+            taking = Taking(connection, self._tables, look, claim, terms)
+            taking.move(doomed)
+            return taking
+
+        tell_failed(self._listeners, self.write(move).failed, claim.worker)
 
     def give_back(self) -> None:
         """
@@ -246,6 +260,7 @@ class Consumer(Transactions):
                     self._unanswered.append(_Unanswered(terms, known.lanes if known else (), time.monotonic() + UNANSWERED))
                 raise
             claim.take(taking)
+            tell_failed(self._listeners, taking.failed, claim.worker)
             look, lanes = taking.look, taking.unfinished
             if claim.taken or time.monotonic() > until:
                 return

@@ -16,6 +16,7 @@ from .._dialects import consumer_url, producer_engine
 from .._tables import Tables
 from ..errors import NotConfigured, OptionError
 from .consumer import Consumer
+from .listeners import Listeners
 from .own_engine import OwnEngine
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Configured:
 
     def __init__(self, tables: Tables, session_factory: Callable[[], Session] | None) -> None:
         self.tables = tables
+        self.listeners = Listeners()
         self._session_factory = session_factory
         self._source: URL | Engine | None = None
         self._consumer: Consumer | None = None
@@ -77,7 +79,7 @@ class Configured:
 
     def _set_source(self, source: URL | Engine) -> None:
         self._source = source
-        self._consumer = Consumer(source, self.tables)
+        self._consumer = Consumer(source, self.tables, self.listeners)
         self._producer = OwnEngine(lambda: producer_engine(consumer_url(source if isinstance(source, URL) else source.url)))
 
     @property

@@ -15,11 +15,13 @@ from .._driver.settle import Complete, Move, Release, Settlement, lease_end, lea
 from .._failure import Failure
 from .._job import Delivery
 from .._options import check_queue_name
-from ..errors import LockTimeout, OptionError, StaleDelivery
+from .._secrets import secrets_of
+from ..errors import LockTimeout, OptionError, SqlQueueError, StaleDelivery
 from .consumer import host_name
 from .database import Configured
 from .producer import DEFAULT_QUEUE
 from .registry import Registry
+from .telling import tell_lost, tell_settled
 
 __all__ = ["DEFAULT_LEASE", "Operations", "check_lease", "check_queues"]
 
@@ -28,6 +30,7 @@ SHORTEST_LEASE, LONGEST_LEASE = 1.0, 86_400.0
 MOST_CLAIMED = 1000
 LONGEST_DELAY = 10 * 366 * 86_400
 BLOCKED_PAUSE = 0.05
+PAST = {"complete": "done", "release": "released", "fail": "failed"}
 
 
 class Operations(Configured):
@@ -79,7 +82,7 @@ class Operations(Configured):
             StaleDelivery: another claim holds the job, or it is gone. Nothing was changed.
             LockTimeout: somebody's open transaction holds the row, or pushed a duplicate of its unique key. Try again.
         """
-        self._settle("complete", delivery, Complete())
+        self._settle("complete", delivery, Complete(), None)
 
     def release(self, delivery: Delivery, *, delay: float | timedelta = 0, error: BaseException | str | None = None) -> None:
         """
@@ -89,8 +92,9 @@ class Operations(Configured):
             StaleDelivery: another claim holds the job, or it is gone. Nothing was changed.
             LockTimeout: somebody's open transaction holds the row.
         """
-        text = None if error is None else _failure(error).last_error
-        self._settle("release", delivery, Release(seconds(delay, "delay", maximum=LONGEST_DELAY), text))
+        failure = None if error is None else self._failure(delivery, error)
+        text = None if failure is None else failure.last_error
+        self._settle("release", delivery, Release(seconds(delay, "delay", maximum=LONGEST_DELAY), text), failure)
 
     def fail(self, delivery: Delivery, error: BaseException | str) -> None:
         """
@@ -100,7 +104,8 @@ class Operations(Configured):
             StaleDelivery: another claim holds the job, or it is gone. Nothing was changed.
             LockTimeout: somebody's open transaction holds the row, or pushed a duplicate of its unique key. Try again.
         """
-        self._settle("fail", delivery, Move(_failure(error), host_name()))
+        failure = self._failure(delivery, error)
+        self._settle("fail", delivery, Move(failure, host_name()), failure)
 
     def renew(self, delivery: Delivery, *, lease: float | timedelta | None = None) -> Delivery:
         """
@@ -124,18 +129,31 @@ class Operations(Configured):
                 raise LockTimeout(f"job {delivery.id} could not be renewed: its row is locked by another transaction")
             time.sleep(BLOCKED_PAUSE)
 
-    def _settle(self, operation: str, delivery: Delivery, outcome: Complete | Release | Move) -> None:
+    def _settle(self, operation: str, delivery: Delivery, outcome: Complete | Release | Move, failure: Failure | None) -> None:
         settlement = Settlement(delivery.id, delivery.token, delivery.unique, outcome)
         until = time.monotonic() + DEFAULT_LEASE / 6
         while True:
             results = self.consumer.settle([settlement])
             if results.settled:
+                tell_settled(self.listeners, delivery, host_name(), outcome, failure)
                 return
             if results.stale:
+                tell_lost(self.listeners, delivery, host_name(), PAST[operation])
                 raise StaleDelivery(operation, delivery.id)
             if time.monotonic() > until:
                 raise LockTimeout(f"cannot {operation} job {delivery.id}: another transaction holds its row or its unique key")
             time.sleep(BLOCKED_PAUSE)
+
+    def _failure(self, delivery: Delivery, error: BaseException | str) -> Failure:
+        try:
+            secrets = secrets_of(self.registry.find(delivery.name).signature, delivery.payload)
+        except SqlQueueError:  # of a job whose code is not here nobody knows what is sensitive
+            secrets = ()
+        if isinstance(error, BaseException):
+            return Failure.from_exception(error, secrets=secrets)
+        if not isinstance(error, str):
+            raise OptionError(f"error: an exception or a text, not a {type(error).__name__}")
+        return Failure.from_text(error, secrets=secrets)
 
 
 def check_queues(queues: str | Sequence[str]) -> tuple[str, ...]:
@@ -159,11 +177,3 @@ def check_lease(lease: float | timedelta | None) -> float:
         OptionError: not a duration from 1 second to a day.
     """
     return DEFAULT_LEASE if lease is None else seconds(lease, "lease", minimum=SHORTEST_LEASE, maximum=LONGEST_LEASE)
-
-
-def _failure(error: BaseException | str) -> Failure:
-    if isinstance(error, BaseException):
-        return Failure.from_exception(error)
-    if not isinstance(error, str):
-        raise OptionError(f"error: an exception or a text, not a {type(error).__name__}")
-    return Failure.from_text(error)

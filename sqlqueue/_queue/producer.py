@@ -20,8 +20,10 @@ from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
 from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options, stored_once_key
 from .._tables import Tables
 from ..errors import ArgumentError, OptionError
-from .database import Configured
+from .headers import Headers
 from .interception import Interception
+from .listening import Listening
+from .pushing import tell_pushed, tell_pushing
 from .registry import Registry
 from .sessions import AnySession, check_async, producer_connection
 from .wakes import Wakes
@@ -42,7 +44,7 @@ DEFAULT_PRIORITY = 0
 DEFAULT_ATTEMPTS = 5
 
 
-class Producer(Configured):
+class Producer(Listening):
     """
     The producer's side of a queue.
     """
@@ -56,6 +58,7 @@ class Producer(Configured):
         self.registry = Registry(imports)
         self.wakes = Wakes()
         self.interception = Interception()
+        self.headers = Headers()
         self._max_payload = max_payload
 
     @overload
@@ -140,6 +143,7 @@ class Producer(Configured):
         if (interceptor := self.interception.current) is not None:
             return interceptor.push(session, bound, job)
         connection = producer_connection(session, self.tables.jobs, "push")
+        tell_pushing(self.listeners, (job,))
         with closed_when_undone(connection):
             if job.key is None:
                 pushed = Pushed(driver.insert_job(connection, self.tables, job), created=True)
@@ -147,6 +151,8 @@ class Producer(Configured):
                 pushed = driver.insert_keyed_job(connection, self.tables, job)
         if pushed.created or job.terms.hold.replaces:
             self.wakes.pushed(session, connection, (job.terms.queue,))
+        if pushed.created:
+            tell_pushed(self.listeners, session, connection, ((job, pushed.id),))
         return pushed
 
     async def push_bound_async(self, session: AnyAsyncSession, bound: BoundJob, /) -> Pushed:
@@ -169,17 +175,24 @@ class Producer(Configured):
         Returns:
             How many were written: all but those whose unique key another job holds, which stays or is replaced.
         """
-        bound = list(jobs)
+        return self._push_many(session, list(jobs), "push_many")
+
+    def _push_many(self, session: AnySession, bound: Sequence[BoundJob], method: str) -> int:
         rows = self._new_jobs(bound)
         if (interceptor := self.interception.current) is not None:
             return sum(interceptor.push(session, one, row).created for one, row in zip(bound, rows, strict=True))
-        connection = producer_connection(session, self.tables.jobs, "push_many")
+        connection = producer_connection(session, self.tables.jobs, method)
         keyed = sorted((row for row in rows if row.key is not None), key=lambda row: row.key or "")
+        plain = [row for row in rows if row.key is None]
+        tell_pushing(self.listeners, rows)
         with closed_when_undone(connection):
-            written = sum(driver.insert_keyed_job(connection, self.tables, row).created for row in keyed)
-            written += driver.insert_jobs(connection, self.tables, [row for row in rows if row.key is None])
+            pushed = [driver.insert_keyed_job(connection, self.tables, row) for row in keyed]
+            written = sum(one.created for one in pushed) + driver.insert_jobs(connection, self.tables, plain)
         if written or any(row.terms.hold.replaces for row in keyed):
             self.wakes.pushed(session, connection, {row.terms.queue for row in rows})
+        if written and self.listeners.kinds:
+            created = [(row, one.id) for row, one in zip(keyed, pushed, strict=True) if one.created]
+            tell_pushed(self.listeners, session, connection, [*created, *((row, None) for row in plain)])
         return written
 
     async def push_many_async(self, session: AnyAsyncSession, jobs: Iterable[BoundJob], /) -> int:
@@ -276,7 +289,7 @@ class Producer(Configured):
             place = (bound.name, id(options))
             terms = known.get(place)
             if terms is None:
-                terms = known[place] = _terms(bound.name, options)
+                terms = known[place] = _terms(bound.name, options, self.headers.filled(bound.name, options.headers))
             new.append(NewJob(terms, bound.payload, bound.key))
         return new
 
@@ -296,7 +309,7 @@ class Producer(Configured):
         return delay_after(policy, attempt)
 
 
-def _terms(name: str, options: RowOptions) -> Terms:
+def _terms(name: str, options: RowOptions, headers: Mapping[str, str] | None) -> Terms:
     return Terms(
         queue=options.queue or DEFAULT_QUEUE,
         name=name,
@@ -304,7 +317,7 @@ def _terms(name: str, options: RowOptions) -> Terms:
         max_attempts=options.max_attempts or DEFAULT_ATTEMPTS,
         due=options.available_at if options.available_at is not None else options.delay or 0.0,
         deadline=options.deadline,
-        headers=to_json(dict(options.headers)) if options.headers else None,
+        headers=to_json(dict(headers)) if headers else None,
         hold=_hold(options),
     )
 

@@ -25,6 +25,8 @@ class Registry:
     def __init__(self, imports: Iterable[str]) -> None:
         self._imports = tuple(imports)
         self._guard = threading.Lock()
+        self._imported = False
+        self._checks: list[Callable[[], None]] = []
         self._jobs: dict[str, Job[..., Any]] = {}
         self._routes: dict[str, tuple[RowOptions, CodeOptions]] = {}
         self._renamed: dict[str, str] = {}
@@ -138,10 +140,35 @@ class Registry:
             RegistrationError: an annotation cannot be resolved.
             ImportError: and whatever else an import raises.
         """
-        for module in (*self._imports, *modules):
+        self.import_all()
+        for module in modules:
             importlib.import_module(module)
         for job in list(self._jobs.values()):
             job.signature.resolve()
+        while self._checks:
+            self._checks[-1]()
+            self._checks.pop()
+
+    def check(self, job: Job[..., Any], check: Callable[[], None]) -> None:
+        """
+        Check a job's annotations, now or as soon as they are resolved.
+        """
+        if job.signature.is_resolved:
+            check()
+        else:
+            self._checks.append(check)
+
+    def import_all(self) -> None:
+        """
+        Import the queue's own modules, unless that has been done.
+
+        Raises:
+            ImportError: and whatever else an import raises.
+        """
+        if not self._imported:
+            for module in self._imports:
+                importlib.import_module(module)
+            self._imported = True
 
     def queues(self, default: str) -> Mapping[str, list[str]]:
         """

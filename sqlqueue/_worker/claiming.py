@@ -20,6 +20,7 @@ from .renewing import Renewer
 from .shift import HANDED_BACK, Held, Shift
 from .summary import MAX_JOBS, Meter
 from .sweeping import Sweeping
+from .telling import tell_looking, tell_starting, tell_stopping
 from .trouble import TROUBLE, kind_of, passes, unusable
 from .trouble import first_line as what_it_said
 from .waking import Waking
@@ -76,6 +77,7 @@ class Claimer:
         self._filled = False  # the last claim brought as many as it asked for
         self._in_turn = False  # the last claim for free slots brought jobs that may not wait for one: there may be more
         self._last_in_turn = time.monotonic()  # when there was such a claim
+        self._started = False
 
     def work(self) -> None:
         shift = self._shift
@@ -89,6 +91,7 @@ class Claimer:
         finally:
             self._give_back()
             self._waking.close()
+            self.say_goodbye()
             shift.claim_bell.close()
             shift.bell.ring()
 
@@ -111,6 +114,8 @@ class Claimer:
                 with self._shift.patience.asking():
                     label = self._shift.queue.consumer.read(self._look_around)
                 self._announce(label)
+                self._started = True
+                tell_starting(self._shift)
                 return
             except TROUBLE as error:
                 trouble = kind_of(error)
@@ -119,6 +124,13 @@ class Claimer:
                 log.warning("the database cannot be reached yet: %s", what_it_said(error))
             self._shift.claim_bell.wait(min(pause, until - time.monotonic()))
             pause = min(pause * 2, 2.0)
+
+    def say_goodbye(self, reason: str | None = None) -> None:
+        """
+        Tell that nothing more is taken, if anything could have been.
+        """
+        if self._started:
+            tell_stopping(self._shift, reason or self._shift.reason or "error")
 
     def claim(self, limit: int, ahead: int = 0) -> list[Held]:
         """
@@ -245,6 +257,7 @@ class Claimer:
 
     def _look(self, room: _Room, meter: Meter) -> None:
         shift = self._shift
+        tell_looking(shift, room.free)
         began = time.monotonic()
         try:
             with shift.patience.asking():

@@ -19,6 +19,7 @@ from .loop import Loop
 from .renewing import Renewer
 from .settling import Settler
 from .shift import HANDED_BACK, Held, Shift
+from .telling import tell_ended, tell_interrupted, tell_looking, tell_processing
 from .trouble import TROUBLE, first_line
 
 __all__ = ["Crew"]
@@ -68,13 +69,15 @@ class Crew:
         Run at most one job in this thread; whether there was one.
         """
         self._claimer.start_up()
+        tell_looking(self._shift, 1)
         claimed = self._claimer.claim(1)
+        self._claimer.say_goodbye("once")
         waiting = list(claimed)
         if waiting:
             self._renewing.start()
         try:
             for held in claimed:
-                self._run_here(held, held.start(self._renewer.renew_one))
+                self._run_here(held, self._started(held))
             waiting = [held for held in waiting if self._shift.holdings.find(held.lease)]
             while waiting:
                 if waiting := self._settler.settle(waiting):
@@ -102,12 +105,18 @@ class Crew:
     def _run(self, held: Held, slot: int) -> None:
         shift = self._shift
         held.is_async = shift.queue.registry.is_async(held.delivery.name)
-        context = held.start(self._renewer.renew_one)
+        context = self._started(held)
         shift.slots[slot] = held.started or 0.0
         if held.is_async:
             self._loop.run(held, context)
         else:
             self._run_here(held, context)
+
+    def _started(self, held: Held) -> JobContext:
+        context = held.start(self._renewer.renew_one)
+        if self._shift.queue.listeners.kinds:
+            tell_processing(self._shift.queue.listeners, held.delivery, self._shift.name)
+        return context
 
     def _run_here(self, held: Held, context: JobContext) -> None:
         shift = self._shift
@@ -168,9 +177,14 @@ class Crew:
         log.warning("%s: handing back %d running jobs, due again in %g s", why, len(running), HAND_BACK_DELAY)
         self._shift.closing.set()  # no renewal may hold the rows
         # Whatever the database does, the process ends now.
-        helper = self._thread("hand-back", lambda: self._hand_back(running))
-        helper.start()
-        helper.join(CUT_SHORT_GRACE)
+        until = time.monotonic() + CUT_SHORT_GRACE
+        helpers = [self._thread("hand-back", lambda: self._hand_back(running))]
+        if self._shift.queue.listeners.kinds:
+            helpers.append(self._thread("tell", lambda: tell_interrupted(self._shift, why, running)))
+        for helper in helpers:
+            helper.start()
+        for helper in helpers:
+            self._join(helper, until - time.monotonic())
 
     def _hand_back(self, running: list[Held]) -> None:
         outcome = Ended(Status.RELEASED, ReleaseRow(HAND_BACK_DELAY, None))
@@ -178,11 +192,19 @@ class Crew:
         until = time.monotonic() + CUT_SHORT_GRACE
         try:
             while left and time.monotonic() < until:
-                blocked = self._shift.queue.consumer.settle(list(left.values()), lock_wait=1).blocked
-                left = {id: settlement for id, settlement in left.items() if id in blocked}
+                results = self._shift.queue.consumer.settle(list(left.values()), lock_wait=1)
+                left = {id: settlement for id, settlement in left.items() if id in results.blocked}
+                self._tell_handed_back(running, outcome, results.settled)
                 self._shift.given_up.wait(SHORT_PAUSE if left else 0)
         except TROUBLE as error:
             log.error("they could not be handed back and come back when their leases end: %s", first_line(error))
+
+    def _tell_handed_back(self, running: list[Held], outcome: Ended, settled: set[int]) -> None:
+        shift = self._shift
+        if shift.queue.listeners.kinds:
+            for held in running:
+                if held.delivery.id in settled and shift.holdings.may_tell(held):
+                    tell_ended(shift.queue.listeners, held.delivery, shift.name, outcome)
 
     def _close(self, grace: float) -> None:
         """

@@ -16,6 +16,7 @@ from .._executor import Ended, Status
 from .logs import job_log, log
 from .shift import Held, Shift
 from .summary import LOST
+from .telling import tell_ended
 from .trouble import TROUBLE, first_line, kind_of
 
 __all__ = ["Settler"]
@@ -127,7 +128,7 @@ class Settler:
             return [again for held in group for again in self._write([held])]
         (held,) = group
         log.error("the outcome of job %d cannot be written and is given up until its lease ends: %s", held.delivery.id, first_line(error))
-        self._shift.forget([(held, LOST)])
+        self._forget([(held, LOST)])
         return []
 
     def _note(self, group: list[Held], results: Results) -> list[Held]:
@@ -150,8 +151,20 @@ class Settler:
                     delivery.attempt,
                 )
                 written.append((held, LOST))
-        self._shift.forget(written)
+        self._forget(written)
         return again
+
+    def _forget(self, written: list[tuple[Held, str]]) -> None:
+        """
+        Tell how these have ended, and let them go: a worker does not end before that is told.
+        """
+        shift = self._shift
+        if shift.queue.listeners.kinds:
+            for held, status in written:
+                # Of one that had not started there is nothing to tell.
+                if held.ended is not None and held.started is not None and shift.holdings.may_tell(held):
+                    tell_ended(shift.queue.listeners, held.delivery, shift.name, held.ended, lost=status == LOST)
+        shift.forget(written)
 
 
 def _report(held: Held, ended: Ended, level: int) -> None:

@@ -22,6 +22,7 @@ from .._timeouts import Timeouts
 from .bell import Bell
 from .logs import log
 from .summary import Limits
+from .telling import tell_attempted
 from .trouble import Patience
 
 __all__ = ["HANDED_BACK", "Held", "Holdings", "Idling", "Shift"]
@@ -53,6 +54,8 @@ class Held:
     is_async: bool = False
     doubtful: bool = False
     """A settlement was sent and its answer lost: it may have been applied."""
+    told: bool = False
+    """Listeners have heard how it ended."""
 
     @property
     def lease(self) -> tuple[int, str]:
@@ -159,6 +162,14 @@ class Holdings:
         Those that have not ended.
         """
         return [held for held in self.all() if held.ended is None]
+
+    def may_tell(self, held: Held) -> bool:
+        """
+        Whether nobody has told yet how it ended; from now on somebody has.
+        """
+        with self._guard:
+            told, held.told = held.told, True
+        return not told
 
     def company(self) -> Company:
         """
@@ -340,6 +351,8 @@ class Shift:
             held.took = time.monotonic() - held.started
             # So many async jobs run for one slot.
             self.pace.note(held.took * self.concurrency / self.async_concurrency if held.is_async else held.took)
+            if self.queue.listeners.kinds:
+                tell_attempted(self.queue.listeners, held.delivery, self.name, ended, held.took)
         self.holdings.end(held, ended)
         if not ended.committed:
             self.over.put(held)

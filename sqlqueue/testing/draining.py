@@ -19,12 +19,13 @@ from .._driver.testing import failed_under, queue_names
 from .._executor import Ended, Status, run_delivery
 from .._job import Delivery
 from .._queue import Queue, check_lease, check_queues
-from .._queue.claims import Claim, Taking
+from .._queue.claims import Claim, Doomed, Taking, tell_failed
 from .._queue.consumer import host_name
 from .._queue.looks import Look
 from .._queue.sessions import check_async
 from .._worker.shift import Held
 from .._worker.summary import LOST
+from .._worker.telling import tell_attempted, tell_ended, tell_processing
 from ..errors import LockTimeout, OptionError
 from .deaths import dies_now
 from .records import Arguments, JobRun, arguments_of
@@ -152,7 +153,8 @@ class _Drainer:
         Work the first job that is due. False when there is none, or when the worker has died of it.
         """
         while True:
-            deliveries, failed, finished = self._steps.run(self._claim)
+            deliveries, doomed, failed, finished = self._steps.run(self._claim)
+            tell_failed(self._queue.listeners, doomed, host_name())
             for run in failed:
                 self.drained.add(run)
             if deliveries:
@@ -161,14 +163,14 @@ class _Drainer:
             if finished:
                 return False
 
-    def _claim(self, connection: sa.Connection) -> tuple[list[Delivery], list[JobRun], bool]:
+    def _claim(self, connection: sa.Connection) -> tuple[list[Delivery], Doomed, list[JobRun], bool]:
         """
-        At most one job; those that the claim has failed; and whether there is nothing else to be claimed.
+        At most one job; those that the claim has failed, as it and as a test sees them; and whether there is nothing else to be claimed.
         """
         queue, tables = self._queue, self._queue.tables
         queues = self._queues or queue_names(connection, tables)
         if not queues:
-            return [], [], True
+            return [], [], [], True
         look = Look(time.monotonic(), 0.0, find_lanes(connection, tables, queues))
         claim = Claim(queues, 1, 0, self._lease, host_name(), Company.NONE, queue.registry.not_repeated())
         terms = claim.terms()
@@ -179,7 +181,7 @@ class _Drainer:
             JobRun(row.id, row.name, row.queue, row.attempts, Arguments({}), Status.FAILED, row.error_message or "", None, row.reason)
             for row in failed_under(connection, tables, terms.token)
         ]
-        return claim.deliveries(), failed, not taking.unfinished
+        return claim.deliveries(), taking.failed, failed, not taking.unfinished
 
     def _work(self, delivery: Delivery) -> bool:
         queue = self._queue
@@ -196,6 +198,7 @@ class _Drainer:
         else:
             results = self._steps.run(lambda connection: settle(connection, queue.tables, [held.settlement(ended)]))
         self.drained.add(self._settled(delivery, ended, error, results))
+        tell_ended(queue.listeners, delivery, host_name(), ended, lost=bool(results.stale))
         return True
 
     def _settled(self, delivery: Delivery, ended: Ended, error: BaseException | None, results: Results) -> JobRun:
@@ -214,7 +217,10 @@ def run_here(queue: Queue, held: Held, renew: Callable[[tuple[int, str]], bool])
     Run a delivery as a worker's slot does; how it ended, and what the handler raised if that was a failure.
     """
     raised: list[BaseException] = []
-    ended = run_delivery(queue, held.delivery, held.start(renew), host_name(), caught=raised.append)
+    context = held.start(renew)
+    tell_processing(queue.listeners, held.delivery, host_name())
+    ended = run_delivery(queue, held.delivery, context, host_name(), caught=raised.append)
+    tell_attempted(queue.listeners, held.delivery, host_name(), ended, time.monotonic() - (held.started or 0.0))
     failed = ended.status in (Status.FAILED, Status.RETRYING)
     return ended, raised[-1] if raised and failed else None
 

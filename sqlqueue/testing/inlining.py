@@ -17,8 +17,10 @@ from .._arguments import from_json
 from .._driver.push import NewJob
 from .._job import BoundJob, Delivery, Pushed
 from .._queue import Queue
+from .._queue.consumer import host_name
 from .._queue.sessions import producer_connection
 from .._worker.shift import Held
+from .._worker.telling import tell_ended
 from .commits import Commits
 from .draining import job_run, run_here
 from .pushes import MADE_UP_IDS
@@ -126,6 +128,7 @@ class InlineRuns(Sequence[JobRun]):
         with self._guard:
             self._running.discard(waiting.id)
             self._runs.append(job_run(self._queue, delivery, ended.status, ended.note, error))
+        tell_ended(self._queue.listeners, delivery, host_name(), ended)
         if not hold.kept_for:  # else its time is not over before the block is
             self._free([waiting])
 

@@ -132,7 +132,7 @@ def pushed_job(registry: Registry, id: int, bound: BoundJob, job: NewJob) -> Pus
         "max_attempts": job.terms.max_attempts,
         "unique": options.unique,
         "deadline": options.deadline,
-        "headers": dict(options.headers or {}),
+        "headers": from_json(job.terms.headers or "{}"),
     }
     all_options = {name: getattr(options, name) for name in RowOptions.__dataclass_fields__} | seen
     return PushedJob(id=id, name=bound.name, arguments=arguments_of(registry, bound.name, from_json(bound.payload), all_options), **seen)

@@ -4,7 +4,9 @@ Uses that mypy has to accept, strict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
@@ -12,7 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from sqlqueue import BoundJob, Exponential, Fixed, Job, JobContext, Key, Pushed, Queue, Steps
+from sqlqueue import BoundJob, Exponential, Fixed, Job, JobContext, Key, Pushed, Queue, Reason, Steps
+from sqlqueue.events import Event, FinalEvent, JobFailed, JobPushed, JobRetrying, WorkerEvent
 
 queue = Queue(imports=["shop.jobs"])
 
@@ -143,3 +146,65 @@ def jobs_as_values(job: Job[[int], object], session: Session) -> None:
 def pass_jobs_on(session: Session) -> None:
     jobs_as_values(bare_with_context, session)
     jobs_as_values(transactional, session)
+
+
+@queue.event("orders.paid")
+@dataclass
+class OrderPaid:
+    order_id: int
+
+
+@queue.subscribe(OrderPaid)
+def send_receipt(event: OrderPaid) -> str:
+    return str(event.order_id)
+
+
+@queue.subscribe(OrderPaid, name="stock.reduce", max_attempts=3)
+def reduce_stock(context: JobContext, session: Session, event: OrderPaid, times: int = 1) -> None: ...
+
+
+@queue.subscribe("orders.paid", name="by.name")
+def by_name(session: Session, event: OrderPaid) -> None: ...
+
+
+async def publish(session: Session, asynchronous: AsyncSession) -> None:
+    assert_type(queue.publish(session, OrderPaid(1)), int)
+    assert_type(await queue.publish_async(asynchronous, OrderPaid(1), required=True), int)
+    send_receipt.push(session, OrderPaid(1))
+    reduce_stock.push(session, OrderPaid(1), times=2)
+    by_name.push(session, OrderPaid(1))
+    assert_type(send_receipt(OrderPaid(1)), str)
+
+
+@queue.on(JobFailed)
+def on_one(event: JobFailed) -> None:
+    assert_type(event.reason, Reason)
+
+
+@queue.on(JobFailed, JobRetrying)
+def on_two(event: JobFailed | JobRetrying) -> None:
+    assert_type(event.message, str)
+
+
+@queue.on(JobFailed, JobRetrying, JobPushed, WorkerEvent)
+def on_many(event: Event) -> None:
+    queue.off(on_many)
+
+
+queue.on(FinalEvent)(print)
+
+
+@queue.headers.fill
+def fill(name: str) -> dict[str, str]:
+    return {"tenant": name}
+
+
+@queue.headers.read
+def read(headers: Mapping[str, str]) -> Iterator[None]:
+    yield
+
+
+@queue.headers.read
+@contextmanager
+def read_in_manager(headers: dict[str, str]) -> Iterator[None]:
+    yield
