@@ -42,7 +42,8 @@ _QUALIFIERS = ("Required", "NotRequired", "ReadOnly", "Final")
 
 class Sensitive:
     """
-    Marks a parameter whose value must not appear in recorded error texts: ``token: Annotated[str, Sensitive]``.
+    Marks a parameter, or a field of a dataclass or pydantic model, whose value must not appear in error texts that are recorded,
+    logged or told: ``token: Annotated[str, Sensitive]``. The whole argument is redacted there, but not the keys of a dict.
     """
 
     __slots__ = ()
@@ -230,8 +231,27 @@ def _read_model(annotation: Any, enclosing: _Enclosing) -> Codec | None:
         return None
     if not hasattr(annotation, "model_validate_json"):
         raise UnsupportedAnnotation("models of pydantic 1 are not supported")
-    fields: Any = getattr(annotation, "model_fields", {})
-    return dataclasses.replace(model_codec(annotation), sensitive=any(_has_mark(field.metadata) for field in fields.values()))
+    return dataclasses.replace(model_codec(annotation), sensitive=_is_marked(annotation, ()))
+
+
+def _is_marked(annotation: Any, enclosing: _Enclosing) -> bool:
+    """
+    Whether ``Sensitive`` stands anywhere in what a model is made of. Pydantic's own way of reading annotations is not ours.
+    """
+    if any(annotation is outer for outer in enclosing):
+        return False
+    enclosing = (*enclosing, annotation)
+    if typing.get_origin(annotation) is Annotated:
+        return _has_mark(annotation.__metadata__) or _is_marked(annotation.__origin__, enclosing)
+    fields: Any = getattr(annotation, "model_fields", None) if isinstance(annotation, type) else None
+    if isinstance(fields, dict):
+        return any(_has_mark(field.metadata) or _is_marked(field.annotation, enclosing) for field in fields.values())
+    inner = typing.get_args(annotation)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        inner = tuple(typing.get_type_hints(annotation, include_extras=True).values())
+    elif type(annotation).__name__ == "TypeAliasType":
+        inner = (annotation.__value__,)
+    return any(_is_marked(one, enclosing) for one in inner)
 
 
 _READERS = (
