@@ -23,7 +23,7 @@ from alembic import command
 from alembic.config import CommandLine, Config
 from click.testing import CliRunner, Result
 
-from sqlqueue import Worker, demo
+from sqlqueue import Worker, demo, events
 from sqlqueue.cli import main
 from tests.test_testing_plugin import run_pytest
 
@@ -153,7 +153,7 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     pytest.importorskip("aiosqlite")
     write_shop(directory)
     running = [block for block in blocks("python") if "target_metadata" not in block.code and not is_for_tests(block)]
-    _, push, options, context, transactional, handler, asynchronous = running
+    _, push, options, context, transactional, handler, asynchronous, publish, hooks = running
     exec(compile(push.code, "README.md", "exec"), {"__name__": "readme"})
     shop = sys.modules["shop"]
     assert shop.queue.pending() == 1
@@ -177,6 +177,39 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     for block in (options, context, asynchronous):
         exec(compile(block.code, "README.md", "exec"), {"__name__": "readme"})
     assert {row.queue: row.total for row in shop.queue.stats()} == {"default": 4, "slow": 3, "high": 1}
+    exec(compile(publish.code, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+    assert {row.queue: row.total for row in shop.queue.stats()} == {"default": 5, "slow": 3, "high": 1, "receipts": 1}
+    exec(compile(hooks.code, "README.md", "exec"), {"__name__": "readme"})
+    assert Worker(shop.queue, "receipts").run_once()
+    with shop.Session(shop.engine) as session:
+        assert session.get(shop.Order, 1).receipts == 1
+
+
+def test_the_page_about_events_runs(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shop(directory)
+    page = (ROOT / "docs" / "events.md").read_text()
+    names: dict[str, Any] = {"__name__": "events_page"}
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(code, "docs/events.md", "exec", dont_inherit=True), names)
+    shop = sys.modules["shop"]
+    shop.Base.metadata.create_all(shop.engine)
+    shop.queue.metadata.create_all(shop.engine)
+    names["tenant"].set("north")
+    with shop.Session(shop.engine) as session, session.begin():
+        shop.place_order(session, "nowhere")
+        assert shop.queue.publish(session, names["OrderPaid"](1, "ann@example.com")) == 2
+    names["tenant"].set("")
+    shop.queue.drain()
+    printed = capsys.readouterr().out
+    assert "send_receipt: 1 retrying" in printed
+    assert "ledger.book 1 in north" in printed
+    assert "committed: crm.thank" in printed
+
+
+def test_the_page_about_events_names_them_all() -> None:
+    page = (ROOT / "docs" / "events.md").read_text()
+    for name in events.__all__:
+        assert f"`{name}`" in page, name
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
