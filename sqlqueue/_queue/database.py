@@ -16,6 +16,7 @@ from .._dialects import consumer_url, producer_engine
 from .._tables import Tables
 from ..errors import NotConfigured, OptionError
 from .consumer import Consumer
+from .keys import KeyStore, store_of
 from .listeners import Listeners
 from .own_engine import OwnEngine
 
@@ -38,6 +39,7 @@ class Configured:
         self._session_factory = session_factory
         self._source: URL | Engine | None = None
         self._consumer: Consumer | None = None
+        self._store: KeyStore | None = None
         self._producer: OwnEngine | None = None
 
     def __repr__(self) -> str:
@@ -80,6 +82,7 @@ class Configured:
     def _set_source(self, source: URL | Engine) -> None:
         self._source = source
         self._consumer = Consumer(source, self.tables, self.listeners)
+        self._store = store_of(self._consumer, self.tables)
         self._producer = OwnEngine(lambda: producer_engine(consumer_url(source if isinstance(source, URL) else source.url)))
 
     @property
@@ -107,6 +110,13 @@ class Configured:
         if self._consumer is None:
             raise NotConfigured(NOT_CONFIGURED)
         return self._consumer
+
+    @property
+    def store(self) -> KeyStore | None:
+        """
+        Where middleware keeps what all workers have to know; None when the queue has no database.
+        """
+        return self._store
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
