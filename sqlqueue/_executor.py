@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -21,14 +22,17 @@ from ._backoff import seconds
 from ._driver.settle import Complete, Move, Outcome
 from ._driver.settle import Release as ReleaseRow
 from ._failure import Failure, Reason, one_line
-from ._job import Delivery, Discard, Fail, Job, JobContext, Release, make_current
+from ._job import Delivery, Discard, Fail, Job, JobContext, Middleware, Release, make_current
 from ._queue import Queue
 from ._queue.handler_sessions import NotStarted, run_in_session
 from ._secrets import secrets_of
 from ._timeouts import AsyncWatch, ThreadWatch, Timeouts, Watch
 from .errors import JobTimeout
+from .middleware.onion import layers_of, run_through
 
 __all__ = ["Ended", "Status", "run_delivery", "run_delivery_async"]
+
+log = logging.getLogger("sqlqueue")
 
 
 class Status(StrEnum):
@@ -75,6 +79,7 @@ def run_delivery(
     *,
     caught: Callable[[BaseException], None] | None = None,
     timeouts: Timeouts | None = None,
+    own_store: bool = True,
 ) -> Ended:
     """
     Run a delivery's job in this thread, an async handler in a loop of its own beside it. Whatever the handler does becomes an
@@ -83,21 +88,23 @@ def run_delivery(
     Args:
         caught: is handed what the handler raised. An outcome does not keep it: it holds on to the handler's variables.
         timeouts: who watches the clock.
+        own_store: middleware writes to the queue's own database, and not where the context says.
     """
     run = _Run(queue, delivery, context, worker, caught=caught, timeouts=timeouts)
     try:
         job = run.prepare()
         if job.signature.is_async:
             return _complete_beside(run.call_async())
-        if job.signature.session_type is not None:
-            run_in_session(queue, delivery, context, job.signature.session_type, run.call_in_session)
-            return DONE_AND_COMMITTED
-        run.call()
+        run.work(own_store=own_store)
     except BaseException as error:  # sys.exit() and KeyboardInterrupt of a handler end the job, not the worker
+        if context._committed:
+            with contextlib.suppress(BaseException):  # a handler of the log's
+                log.warning("job %d (%s) is done; then its middleware raised %s", delivery.id, delivery.name, type(error).__name__)
+            return DONE_AND_COMMITTED
         return run.judge(error)
     finally:
         run.close()
-    return DONE
+    return DONE_AND_COMMITTED if context._committed else DONE
 
 
 async def run_delivery_async(queue: Queue, delivery: Delivery, context: JobContext, worker: str, *, timeouts: Timeouts) -> Ended:
@@ -110,6 +117,18 @@ async def run_delivery_async(queue: Queue, delivery: Delivery, context: JobConte
     except BaseException as error:
         return run.judge(error)
     return await run.call_async()
+
+
+def _through(layers: Sequence[Middleware], context: JobContext, handle: Callable[[], Any]) -> None:
+    """
+    Run the handler inside of its middleware, which shares its context variables.
+    """
+
+    def run() -> None:
+        make_current(context)
+        run_through(layers, context, handle, _raise_outcome)
+
+    contextvars.copy_context().run(run)
 
 
 class _Run:
@@ -146,9 +165,33 @@ class _Run:
         self._secrets = secrets_of(job.signature, payload)
         self._arguments = job.signature.decode(payload)
         self._secrets += secrets_of(job.signature, self._arguments)
+        self._context._arguments = partial(job.signature.complete, self._arguments)
         return job
 
-    def call(self, *session: Session) -> None:
+    def work(self, *, own_store: bool) -> None:
+        """
+        Run the handler, inside of its middleware if it has any.
+        """
+        context, queue = self._context, self._queue
+        layers = layers_of(queue.middleware, queue.registry.code(self._delivery.name))
+        if layers:
+            context._token, context._store = self._delivery.token, queue.store if own_store else context._store
+            _through(layers, context, self._handle)
+        else:
+            self._handle()
+
+    def _handle(self) -> Any:
+        """
+        Run the handler, a transactional one in its transaction; what it returned.
+        """
+        kind = self._job.signature.session_type
+        if kind is None:
+            return self.call()
+        result = run_in_session(self._queue, self._delivery, self._context, kind, self.call_in_session)
+        self._context._committed = True
+        return result
+
+    def call(self, *session: Session) -> Any:
         leading = (self._context, *session) if self._job.signature.takes_context else session
         handler = partial(self._job.function, *leading, **self._arguments)
         if (timeout := self._queue.registry.code(self._delivery.name).timeout) is not None:
@@ -159,10 +202,11 @@ class _Run:
         result = contextvars.copy_context().run(_call, self._queue, self._context, handler)
         if result is not None:
             _raise_outcome(result)
+        return result
 
-    def call_in_session(self, session: Session) -> None:
+    def call_in_session(self, session: Session) -> Any:
         try:
-            self.call(session)
+            result = self.call(session)
         finally:
             if self._watch is not None and self._watch.fired:
                 # It may have come in the middle of an exchange with the database: what is read next could be an earlier answer.
@@ -170,6 +214,7 @@ class _Run:
                     session.invalidate()
         if self._watch is not None and self._watch.fired:
             raise JobTimeout(f"{self._watch.text}; what it has written is rolled back, although it has returned")
+        return result
 
     async def call_async(self) -> Ended:
         """

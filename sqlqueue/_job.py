@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from ._arguments import Signature, to_json
 from ._backoff import seconds
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="Session")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 JSON = Any
 
@@ -285,6 +287,22 @@ class Delivery:
         return self.attempt >= self.max_attempts
 
 
+class Store(Protocol):
+    """
+    Short transactions beside the handler's.
+    """
+
+    def read(self, operation: Callable[[Any, Any], T], /) -> T:
+        """
+        Run `operation(connection, tables)` in a transaction that reads.
+        """
+
+    def write(self, operation: Callable[[Any, Any], T], /) -> T:
+        """
+        Run `operation(connection, tables)` in a transaction, again after a conflict.
+        """
+
+
 def _cannot_renew() -> NoReturn:
     raise RuntimeError("this job does not run under a lease: it was called directly")
 
@@ -308,9 +326,23 @@ class JobContext:
     deadline: datetime | None = None
     lost: bool = False
     """True once the lease is known or feared to be gone: stop, your result may be refused."""
+    _arguments: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False)
+    _token: str = field(default="", repr=False)
+    _store: Store | None = field(default=None, repr=False)
+    """Where built-in middleware keeps what all workers have to know; None where nothing may be written."""
+    _committed: bool = field(default=False, repr=False)
+    """The handler's own transaction has completed the job."""
     _renew: Callable[[], bool] = field(default=_cannot_renew, repr=False)
     _locked: Callable[[], bool] = field(default=_is_not_locked, repr=False)
     """Whether the transaction of the handler holds the job's row: then nobody else can take it, whatever the lease says."""
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """
+        The job's arguments by name, restored as the handler gets them, with the defaults of those that were left out. To be
+        read only.
+        """
+        return MappingProxyType(dict(self._arguments()))
 
     def renew(self) -> bool:
         """
@@ -328,6 +360,12 @@ class JobContext:
 
         return await asyncio.to_thread(self.renew)
 
+
+CallNext: TypeAlias = Callable[[], Any]
+Middleware: TypeAlias = Callable[[JobContext, CallNext], Any]
+"""
+What stands around a handler. `call_next()` runs the rest, once, and returns what the handler returned.
+"""
 
 _current: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar("sqlqueue_current_job", default=None)
 

@@ -5,15 +5,19 @@ Options of jobs: their names, their checks, and which one wins.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ._backoff import Backoff, Exponential, seconds
 from .errors import OptionError
+
+if TYPE_CHECKING:
+    from ._job import JobContext, Middleware
 
 __all__ = [
     "DEFAULT_BACKOFF",
@@ -24,7 +28,10 @@ __all__ = [
     "RowOptionValues",
     "RowOptions",
     "check_job_name",
+    "check_key",
+    "check_middleware",
     "check_queue_name",
+    "shared_key",
     "split_options",
     "stored_key",
     "stored_once_key",
@@ -34,15 +41,17 @@ JOB_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,190}")
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PRIORITIES = range(-100, 101)
 MOST_ATTEMPTS = 1_000_000
+MOST_AT_ONCE = 1000  # a row each
 HEADERS_LENGTH = 16 * 1024
 SHORTEST_TIMEOUT = 0.001
+KEY_LENGTH = 190
 PLAIN_KEY = re.compile(r"[!-~]{1,190}")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """
-    A unique key that all jobs share: `unique=Key("stock:42")`. A plain string is unique per job name.
+    A key that all jobs share: `unique=Key("stock:42")`, `limit_key=Key("printer")`. A plain text is a key of one job's.
     """
 
     text: str
@@ -76,6 +85,9 @@ class CodeOptionValues(TypedDict, total=False):
     timeout: float | timedelta
     fail_on_timeout: bool
     aliases: Sequence[str]
+    middleware: Sequence[Middleware]
+    limit: int
+    limit_key: str | Key | Callable[[JobContext], str | int]
 
 
 class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
@@ -85,12 +97,7 @@ class JobOptionValues(RowOptionValues, CodeOptionValues, total=False):
 
 
 # Promised names whose behaviour does not exist yet: refused, because ignoring one would be a lie about what happens.
-LATER_OPTIONS = frozenset(
-    (
-        *("ordered_by", "fair_by"),
-        *("middleware", "limit", "limit_key"),
-    )
-)
+LATER_OPTIONS = frozenset((*("ordered_by", "fair_by"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,9 @@ class CodeOptions:
     timeout: float | None = None
     fail_on_timeout: bool | None = None
     aliases: tuple[str, ...] | None = None
+    middleware: tuple[Middleware, ...] | None = None
+    limit: int | None = None
+    limit_key: str | Key | Callable[[JobContext], str | int] | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CodeOptions:
@@ -295,6 +305,52 @@ def _check_headers(value: object) -> Mapping[str, str]:
     return dict(value)
 
 
+def check_middleware(value: object) -> tuple[Middleware, ...]:
+    """
+    Raises:
+        OptionError: not a list of callables `(context, call_next)`.
+    """
+    if not isinstance(value, list | tuple):
+        raise OptionError(f"middleware: a list of callables (context, call_next), not a {type(value).__name__}")
+    for place, one in enumerate(value):
+        if isinstance(one, type):
+            raise OptionError(f"middleware[{place}]: {one.__name__} is a class; give one that is made, as {one.__name__}(…)")
+        if not callable(one):
+            raise OptionError(f"middleware[{place}]: a callable (context, call_next), not a {type(one).__name__}")
+        if any(inspect.iscoroutinefunction(function) for function in (one, getattr(one, "__call__", None))):  # noqa: B004  # not a test for callability
+            raise OptionError(f"middleware[{place}]: async def cannot be around a handler that is a plain function")
+        if not _takes_two(one):
+            raise OptionError(f"middleware[{place}]: it has to take two arguments by position, (context, call_next)")
+    return tuple(value)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C, and says nothing about itself
+        return True
+    return True
+
+
+def check_key(name: str, value: object) -> str | Key | Callable[[JobContext], str | int]:
+    """
+    Raises:
+        OptionError: neither a text, nor `Key(…)`, nor a callable.
+    """
+    text = value.text if isinstance(value, Key) else value
+    if callable(text) and not isinstance(value, type | Key):
+        return value  # type: ignore[return-value]
+    if not isinstance(text, str) or not text:
+        raise OptionError(f"{name}: a text that is not empty, Key(…) or a function of the context that returns a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise OptionError(f"{name}: the key holds a lone surrogate, which is no text") from None
+    return value  # type: ignore[return-value]
+
+
 _ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
     "queue": check_queue_name,
     "priority": _check_int("priority", PRIORITIES.start, PRIORITIES.stop - 1),
@@ -343,6 +399,9 @@ _CODE_CHECKS: dict[str, Callable[[Any], Any]] = {
     "timeout": lambda value: seconds(value, "timeout", minimum=SHORTEST_TIMEOUT),
     "fail_on_timeout": _check_fail_on_timeout,
     "aliases": _check_aliases,
+    "middleware": check_middleware,
+    "limit": _check_int("limit", 1, MOST_AT_ONCE),
+    "limit_key": lambda value: check_key("limit_key", value),
 }
 
 
@@ -356,7 +415,20 @@ def stored_key(unique: str | Key | bool | None, name: str, payload: str) -> str 
         # The same arguments in another order are the same arguments.
         unique = "arguments:" + hashlib.sha256(json.dumps(json.loads(payload), sort_keys=True).encode()).hexdigest()
     owner, key = ("", unique.text) if isinstance(unique, Key) else (name, unique)
-    return _plain_or_digest("unique:", f"{owner}/{key}", "unique:/sha256:", key)
+    return shared_key("unique", owner, key)
+
+
+def shared_key(kind: str, owner: str, key: str, *, spare: int = 0) -> str:
+    """
+    The name of a row in the table of keys: of one kind, and of one job's unless the owner is empty.
+
+    Args:
+        spare: how many characters more are going to be appended.
+    """
+    whole = f"{kind}:{owner}/{key}"
+    if PLAIN_KEY.fullmatch(whole) and len(whole) + spare <= KEY_LENGTH and not key.startswith("sha256:"):
+        return whole
+    return f"{kind}:/sha256:" + hashlib.sha256(whole.encode()).hexdigest()
 
 
 def stored_once_key(key: object) -> str:
@@ -369,11 +441,7 @@ def stored_once_key(key: object) -> str:
     if not isinstance(key, str) or not key:
         raise OptionError(f"key: a text that is not empty, not {'an empty one' if key == '' else f'a {type(key).__name__}'}")
     _check_storable(key, "key")
-    return _plain_or_digest("once:", key, "once:sha256:", key)
-
-
-def _plain_or_digest(space: str, name: str, digests: str, key: str) -> str:
-    whole = space + name
+    whole = f"once:{key}"
     if PLAIN_KEY.fullmatch(whole) and not key.startswith("sha256:"):
         return whole
-    return digests + hashlib.sha256(whole.encode()).hexdigest()
+    return "once:sha256:" + hashlib.sha256(whole.encode()).hexdigest()

@@ -34,7 +34,6 @@ ROW_OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 LATER = [
     *("ordered_by", "fair_by"),
-    *("middleware", "limit", "limit_key"),
 ]
 
 

@@ -4,13 +4,14 @@ Queue: what an application has in its hands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.orm import Session
 
+from .._job import Middleware
 from .._tables import build_tables
 from .failed import FailedJobs
 from .operations import Operations, check_lease, check_queues
@@ -43,6 +44,7 @@ class Queue(Testing, Publishing, Operations, Reports):
         schema: the schema that the tables are in.
         max_payload: the most bytes that the arguments of one job may take as JSON.
         session_factory: what `begin()` and transactional handlers get their sessions from.
+        middleware: callables `(context, call_next)` around every handler, outside of its job's own.
 
     Example:
         ```python
@@ -68,9 +70,10 @@ class Queue(Testing, Publishing, Operations, Reports):
         schema: str | None = None,
         max_payload: int = MAX_PAYLOAD,
         session_factory: Callable[[], Session] | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         tables = build_tables(metadata if metadata is not None else sa.MetaData(), prefix=prefix, schema=schema)
-        super().__init__(tables, session_factory, imports, max_payload)
+        super().__init__(tables, session_factory, imports, max_payload, middleware)
         self.failed = FailedJobs(lambda: self.consumer, self.tables)
         if engine is not None:
             self.configure(engine)

@@ -41,9 +41,10 @@ class NotStarted(Exception):
 
 def run_in_session(
     queue: Configured, delivery: Delivery, context: JobContext, kind: type[Session], work: Callable[[Session], object]
-) -> None:
+) -> object:
     """
-    Run `work` and complete the job in one transaction. Returns when that is committed, raises when it is rolled back.
+    Run `work` and complete the job in one transaction. Returns what `work` has returned when that is committed, raises when it
+    is rolled back.
 
     Args:
         kind: the class of the session where the queue has no session_factory.
@@ -57,7 +58,7 @@ def run_in_session(
         session, context._locked = begun.session, begun.has_lock
         committing = False
         try:
-            work(session)
+            result = work(session)
             session.flush()
             connection = begun.connection if begun.goes_on() else _connection(session, queue.tables.jobs)
             if not complete_own(connection, queue.tables, delivery.id, delivery.token, keyed=delivery.unique):
@@ -72,6 +73,7 @@ def run_in_session(
             # The answer may be lost, or a listener of the application's may have raised after the fact.
             if not (committing and _was_committed(queue, delivery)):
                 raise
+        return result
 
 
 @dataclass(frozen=True, slots=True)

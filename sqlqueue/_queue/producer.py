@@ -16,8 +16,16 @@ from .._dialects import closed_when_undone
 from .._driver import push as driver
 from .._driver.holders import Hold, take_once
 from .._driver.push import NewJob, Terms, microseconds
-from .._job import BoundJob, Job, JobContext, JobDecorator, Pushed, default_name
-from .._options import JobOptionValues, RowOptions, RowOptionValues, check_job_name, split_options, stored_once_key
+from .._job import BoundJob, Job, JobContext, JobDecorator, Middleware, Pushed, default_name
+from .._options import (
+    JobOptionValues,
+    RowOptions,
+    RowOptionValues,
+    check_job_name,
+    check_middleware,
+    split_options,
+    stored_once_key,
+)
 from .._tables import Tables
 from ..errors import ArgumentError, OptionError
 from .headers import Headers
@@ -49,13 +57,21 @@ class Producer(Listening):
     The producer's side of a queue.
     """
 
-    def __init__(self, tables: Tables, session_factory: Callable[[], Session] | None, imports: Iterable[str], max_payload: int) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        session_factory: Callable[[], Session] | None,
+        imports: Iterable[str],
+        max_payload: int,
+        middleware: Sequence[Middleware],
+    ) -> None:
         if isinstance(imports, str):
             raise OptionError("imports: a list of module names, not one text")
         if type(max_payload) is not int or max_payload < 1:
             raise OptionError("max_payload: a whole number of bytes of at least 1")
         super().__init__(tables, session_factory)
-        self.registry = Registry(imports)
+        self.middleware = check_middleware(middleware)
+        self.registry = Registry(imports, wraps_all=bool(self.middleware))
         self.wakes = Wakes()
         self.interception = Interception()
         self.headers = Headers()
@@ -90,12 +106,18 @@ class Producer(Listening):
                 `timeout`: seconds or a timedelta that the handler may run; then an async one is cancelled, and a plain one has
                 JobTimeout raised in its thread. `fail_on_timeout`: True if that is not worth another attempt. `aliases`: names that
                 the job has had; rows under them run it.
+                `middleware`: callables `(context, call_next)` around the handler, the first one outermost; see
+                `sqlqueue.middleware`. `limit`: how many deliveries may run at once, everywhere together, 1 to 1000;
+                `limit_key`: as many for each key: a text, `Key(…)` that jobs share, or a function of the context that
+                returns a text. What comes when all places are taken is released for a while; that costs no attempt.
 
         Raises:
             RegistrationError: the signature or an annotation cannot travel, or the name is taken.
             OptionError: an option is not valid.
         """
         row, code = split_options(options)
+        if code.limit_key is not None and code.limit is None:
+            raise OptionError("limit_key: say with limit how many may run at once")
 
         def register(function: Callable[..., Any]) -> Job[..., Any]:
             if isinstance(function, Job):

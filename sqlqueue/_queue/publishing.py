@@ -4,13 +4,13 @@ Publishing events: a job for each subscriber, in the transaction of what has hap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
 from .._arguments import is_shaped, to_json
-from .._job import BoundJob, Job, JobContext
+from .._job import BoundJob, Job, JobContext, Middleware
 from .._options import NO_ROW_OPTIONS, JobOptionValues
 from .._tables import Tables
 from ..errors import UnknownJob
@@ -37,8 +37,15 @@ class Publishing(Producer):
     A queue that events are published to.
     """
 
-    def __init__(self, tables: Tables, session_factory: Callable[[], Session] | None, imports: Iterable[str], max_payload: int) -> None:
-        super().__init__(tables, session_factory, imports, max_payload)
+    def __init__(
+        self,
+        tables: Tables,
+        session_factory: Callable[[], Session] | None,
+        imports: Iterable[str],
+        max_payload: int,
+        middleware: Sequence[Middleware],
+    ) -> None:
+        super().__init__(tables, session_factory, imports, max_payload, middleware)
         self.subscribers = Subscribers()
 
     def event(self, name: str, /) -> Callable[[T], T]:

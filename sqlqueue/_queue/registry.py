@@ -22,8 +22,10 @@ class Registry:
     Jobs by name, and the routes that override what their decorators say.
     """
 
-    def __init__(self, imports: Iterable[str]) -> None:
+    def __init__(self, imports: Iterable[str], *, wraps_all: bool = False) -> None:
         self._imports = tuple(imports)
+        self._wraps_all = wraps_all
+        """The queue's middleware is around every handler."""
         self._guard = threading.Lock()
         self._imported = False
         self._checks: list[Callable[[], None]] = []
@@ -39,7 +41,7 @@ class Registry:
     def add(self, job: Job[..., Any]) -> None:
         """
         Raises:
-            RegistrationError: another function has the name, or an alias is another job's.
+            RegistrationError: another function has the name, an alias is another job's, or middleware cannot be around it.
         """
         with self._guard:
             known = self._jobs.get(job.name)
@@ -75,7 +77,7 @@ class Registry:
         Set these options over the decorator's; options of an earlier route that are not named stay.
 
         Raises:
-            RegistrationError: an alias is another job's.
+            RegistrationError: an alias is another job's, or middleware cannot be around it.
         """
         check_job_name(name)
         with self._guard:
@@ -85,11 +87,14 @@ class Registry:
 
     def _change(self, jobs: dict[str, Job[..., Any]], routes: dict[str, tuple[RowOptions, CodeOptions]]) -> None:
         """
-        Take over jobs and routes, unless two jobs would answer to one name.
+        Take over jobs and routes, unless two jobs would answer to one name, or an async one had middleware.
         """
         renamed: dict[str, str] = {}
         for name, job in jobs.items():
-            for alias in _over(routes.get(name), job.code).aliases or ():
+            code = _over(routes.get(name), job.code)
+            if job.signature.is_async and (self._wraps_all or code.middleware or code.limit is not None):
+                raise RegistrationError(f"{name}: middleware and limit are for plain functions; around async def there is none yet")
+            for alias in code.aliases or ():
                 owner = alias if alias in jobs else renamed.setdefault(alias, name)
                 if owner != name or alias == name:
                     raise RegistrationError(f"{name}: the alias {alias} is the name of {'itself' if owner == name else f'the job {owner}'}")

@@ -21,6 +21,7 @@ from .._job import Delivery
 from .._queue import Queue, check_lease, check_queues
 from .._queue.claims import Claim, Doomed, Taking, tell_failed
 from .._queue.consumer import host_name
+from .._queue.keys import KeyStore
 from .._queue.looks import Look
 from .._queue.sessions import check_async
 from .._worker.shift import Held
@@ -147,6 +148,7 @@ class _Drainer:
         self._steps = steps
         self._queues = queues
         self._lease = lease
+        self._store = KeyStore(queue.tables, steps.run, steps.run)
 
     def work_one(self) -> bool:
         """
@@ -189,7 +191,7 @@ class _Drainer:
         if dies_now(queue, "before_run", delivery):
             self.drained.add(job_run(queue, delivery, DIED, "before it was run"))
             return False
-        ended, error = run_here(queue, held, self._renew)
+        ended, error = run_here(queue, held, self._renew, self._store)
         if dies_now(queue, "before_settle", delivery):
             self.drained.add(job_run(queue, delivery, DIED, f"before its end was written down: {ended.status}", error))
             return False
@@ -212,14 +214,20 @@ class _Drainer:
         return bool(self._steps.run(lambda connection: renew(connection, self._queue.tables, [lease], self._lease)))
 
 
-def run_here(queue: Queue, held: Held, renew: Callable[[tuple[int, str]], bool]) -> tuple[Ended, BaseException | None]:
+def run_here(
+    queue: Queue, held: Held, renew: Callable[[tuple[int, str]], bool], store: KeyStore | None = None
+) -> tuple[Ended, BaseException | None]:
     """
     Run a delivery as a worker's slot does; how it ended, and what the handler raised if that was a failure.
+
+    Args:
+        store: where middleware keeps what all workers have to know. Without one nothing is written, and it lets everything pass.
     """
     raised: list[BaseException] = []
     context = held.start(renew)
+    context._store = store
     tell_processing(queue.listeners, held.delivery, host_name())
-    ended = run_delivery(queue, held.delivery, context, host_name(), caught=raised.append)
+    ended = run_delivery(queue, held.delivery, context, host_name(), caught=raised.append, own_store=False)
     tell_attempted(queue.listeners, held.delivery, host_name(), ended, time.monotonic() - (held.started or 0.0))
     failed = ended.status in (Status.FAILED, Status.RETRYING)
     return ended, raised[-1] if raised and failed else None

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from sqlqueue import BoundJob, Exponential, Fixed, Job, JobContext, Key, Pushed, Queue, Reason, Steps
 from sqlqueue.events import Event, FinalEvent, JobFailed, JobPushed, JobRetrying, WorkerEvent
+from sqlqueue.middleware import CallNext, FailOn, RateLimited, SkipIf, ThrottlesExceptions, WithoutOverlapping
 
 queue = Queue(imports=["shop.jobs"])
 
@@ -44,6 +45,26 @@ def nothing() -> None: ...
 
 @queue.job(backoff=lambda attempt: attempt * 2.0)
 def only_context(context: JobContext) -> None: ...
+
+
+def around(context: JobContext, call_next: CallNext) -> object:
+    return call_next() if context.arguments else None
+
+
+@queue.job(
+    limit=3,
+    limit_key=lambda context: f"{context.arguments['number']}",
+    middleware=[
+        around,
+        WithoutOverlapping("a", expire_after=60, release_after=timedelta(seconds=5)),
+        WithoutOverlapping(lambda context: context.id),
+        RateLimited(100, per=timedelta(seconds=1), key=Key("a"), burst=10),
+        ThrottlesExceptions(5, 60, on=(OSError, ValueError)),
+        SkipIf(lambda context: context.attempt > 1),
+        FailOn(LookupError),
+    ],
+)
+def surrounded(number: int) -> None: ...
 
 
 @queue.job
