@@ -153,7 +153,7 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     pytest.importorskip("aiosqlite")
     write_shop(directory)
     running = [block for block in blocks("python") if "target_metadata" not in block.code and not is_for_tests(block)]
-    _, push, options, context, transactional, handler, asynchronous, publish, hooks = running
+    _, push, options, context, transactional, handler, throttled, asynchronous, publish, hooks = running
     exec(compile(push.code, "README.md", "exec"), {"__name__": "readme"})
     shop = sys.modules["shop"]
     assert shop.queue.pending() == 1
@@ -174,6 +174,11 @@ def test_the_python_blocks_run_in_order_and_the_worker_after_them(directory: Pat
     with shop.queue.begin() as session:
         shop.queue.push_named(session, "remind", {"order_id": 1}, queue="slow")
     shop.queue.drain(queues="slow").assert_all_done()
+    charges: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(throttled.code, "README.md", "exec"), charges)
+    with shop.queue.begin() as session:
+        charges["charge"].push(session, 1, "north")
+    assert "1 done" in run("work", "--app", "shop:queue", "--queue", "charges", "--stop-when-empty", "--verbose").output
     for block in (options, context, asynchronous):
         exec(compile(block.code, "README.md", "exec"), {"__name__": "readme"})
     assert {row.queue: row.total for row in shop.queue.stats()} == {"default": 4, "slow": 3, "high": 1}
