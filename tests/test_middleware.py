@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import pytest
 from sqlalchemy import create_engine
 
-from sqlqueue import Discard, Fail, JobContext, Key, OptionError, Queue, Release, Sensitive, current_job
+from sqlqueue import Discard, Fail, JobContext, Key, OptionError, Queue, RegistrationError, Release, Sensitive, current_job
 from sqlqueue._driver.settle import Complete, Move
 from sqlqueue._driver.settle import Release as ReleaseRow
 from sqlqueue._executor import Ended, Status
@@ -361,3 +361,17 @@ def test_fail_on_fails_at_once_and_keeps_the_error() -> None:
 @pytest.mark.parametrize(("outcome", "status"), [(Release(1), Status.RELEASED), (Discard(), Status.DISCARDED)])
 def test_fail_on_leaves_outcomes_alone(outcome: Exception, status: Status) -> None:
     assert run(Queue(), raising(outcome), middleware=[FailOn(Exception)]).status is status
+
+
+@pytest.mark.parametrize("options", [{"middleware": [FailOn(LookupError)]}, {"limit": 3}])
+def test_nothing_can_be_around_an_async_handler_yet(options: dict[str, Any]) -> None:
+    async def handler() -> None: ...
+
+    with pytest.raises(RegistrationError, match=r"async_job: middleware and limit are for plain functions"):
+        Queue().job(name="async_job", **options)(handler)
+    with pytest.raises(RegistrationError):
+        Queue(middleware=[FailOn(LookupError)]).job(name="async_job")(handler)
+    queue = Queue()
+    queue.job(name="async_job")(handler)
+    with pytest.raises(RegistrationError):
+        queue.route("async_job", **options)
