@@ -1,0 +1,3 @@
+"""
+A shop with FastAPI and an AsyncSession: orders that are paid, thanked for and shipped.
+"""
