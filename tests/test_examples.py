@@ -74,7 +74,7 @@ def work(package: str, database: Database, *arguments: str) -> str:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return ran.stderr
+    return ran.stdout + ran.stderr
 
 
 def order(client: TestClient, token: str = "tok_1") -> int:
@@ -114,6 +114,7 @@ def test_orders_are_worked_by_a_process_of_its_own(
         said = work("fastapi_orders", fresh_database)
         assert client.get(f"/orders/{paid}").json()["status"] == "paid"
         assert shipments(app) == [paid]
+        assert f"Order {paid} is paid. (request r-1)" in said  # of the request, through the event, to its subscriber
         assert "tok_1" not in said
 
 
@@ -121,7 +122,7 @@ def test_people_sign_up_and_a_process_does_the_rest(load: Callable[[str], Any], 
     app = load("flask_signups")
     client = app.app.test_client()
     assert app.app.test_cli_runner().invoke(args=["create-tables"]).exit_code == 0
-    assert client.post("/accounts", data={"email": "ann@example.com"}).status_code == 201
+    assert client.post("/accounts", data={"email": "ann@example.com"}, headers={"X-Tenant": "north"}).status_code == 201
     assert client.post("/accounts", data={"email": "ann@example.com"}).status_code == 409
     assert client.post("/accounts", data={"email": "bob@example.com", "invited_by": "ann@example.com"}).status_code == 201
     assert client.put("/accounts/1", data={"name": "Ann"}).status_code == 204
@@ -129,7 +130,9 @@ def test_people_sign_up_and_a_process_does_the_rest(load: Callable[[str], Any], 
     assert [client.post("/passwords", data={"email": "ann@example.com"}).status_code for _ in range(2)] == [202, 429]
     with app.queue.begin() as session:
         app.give_bonus.options(max_attempts=1).push(session, "nobody@example.com")
-    assert "3 done" in work("flask_signups", fresh_database, "--queue", "mail")
+    said = work("flask_signups", fresh_database, "--queue", "mail")
+    assert "3 done" in said
+    assert "mail to ann@example.com in the name of north\n" in said
     work("flask_signups", fresh_database)
     Clock(app.queue).advance(seconds=5)  # the accounts have been left alone
     assert "2 done" in work("flask_signups", fresh_database)

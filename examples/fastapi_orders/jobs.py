@@ -40,17 +40,17 @@ class OrderPaid:
 async def charge(context: JobContext, order_id: int, token: Annotated[str, Sensitive]) -> None:
     """First the provider, then the database: no transaction is open while we wait for somebody else."""
     try:
-        await call_provider(token, reference=f"order {order_id}")  # it knows a reference again: a second run charges nobody twice
+        # The id is the same at each attempt, and the provider knows a reference again: nobody is charged twice.
+        await call_provider(token, reference=f"{context.name}-{context.id}")
     except ProviderBusy:
         raise Release(delay=30) from None  # this was no attempt
     except CardDeclined:
         raise Fail("the card was declined") from None  # trying again is of no use
     async with handler_sessions.begin() as session:
-        order = await session.get_one(Order, order_id, with_for_update=True)
-        if order.status == "placed":  # any job may run twice: look before you write
+        if await queue.once_async(session, f"paid:{order_id}"):  # any job may run again: True for the first that commits
+            order = await session.get_one(Order, order_id)
             order.status = "paid"
-            await queue.publish_async(session, OrderPaid(order_id))
-    log.info("order %s is paid, at attempt %s of request %s", order_id, context.attempt, request_id.get())
+            await queue.publish_async(session, OrderPaid(order_id))  # a job for each subscriber, or none
 
 
 @queue.job(name="remind_to_pay")
@@ -68,7 +68,7 @@ def remind_to_pay(order_id: int) -> None:
 
 @queue.subscribe(OrderPaid, name="send_receipt")
 def send_receipt(event: OrderPaid) -> None:
-    """A mail cannot be rolled back. `once` remembers that it is out, for the case that the job runs again."""
+    """A mail cannot be rolled back. `once` remembers that it is out: only a death right before the commit lets it go out again."""
     with queue.begin() as session:
         if queue.once(session, f"receipt:{event.order_id}"):
             send_mail(session.get_one(Order, event.order_id).email, f"Thanks! Order {event.order_id} is paid.")
@@ -90,7 +90,7 @@ def add_request_id(job_name: str) -> dict[str, str]:
 
 @queue.headers.read
 def as_request(headers: Mapping[str, str]) -> Iterator[None]:
-    request_id.set(headers.get("request_id", ""))  # for the handler, its log lines and what it pushes
+    request_id.set(headers.get("request_id", ""))  # for the handler and for what it pushes
     yield
 
 
@@ -119,4 +119,4 @@ async def call_provider(token: str, *, reference: str) -> None:
 
 
 def send_mail(email: str, text: str) -> None:
-    log.info("mail to %s: %s", email, text)
+    print(f"mail to {email}: {text} (request {request_id.get()})", flush=True)
