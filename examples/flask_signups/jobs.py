@@ -21,7 +21,12 @@ tenant = ContextVar("tenant", default="")
 queue = Queue(engine, metadata=Base.metadata)  # its tables are created, and migrated, with those of the application
 
 
-@queue.job(name="send_welcome", queue="mail", max_attempts=4, backoff=Steps([10, 60, 600]))
+@queue.job(
+    name="send_welcome",
+    queue="mail",
+    max_attempts=4,
+    backoff=Steps([10, 60, 600]),  # seconds to wait after each attempt that failed
+)
 def send_welcome(account_id: int) -> None:
     """A mail cannot be rolled back. `once` remembers that it is out: only a death right before the commit lets it go out again."""
     with queue.begin() as session:
