@@ -24,7 +24,7 @@ from ._driver.settle import Release as ReleaseRow
 from ._failure import Failure, Reason, one_line
 from ._job import Delivery, Discard, Fail, Job, JobContext, Middleware, Release, make_current
 from ._queue import Queue
-from ._queue.handler_sessions import NotStarted, run_in_session
+from ._queue.handler_sessions import NotStarted, run_in_plain_session, run_in_session
 from ._secrets import secrets_of
 from ._timeouts import AsyncWatch, ThreadWatch, Timeouts, Watch
 from .errors import JobTimeout
@@ -88,7 +88,8 @@ def run_delivery(
     Args:
         caught: is handed what the handler raised. An outcome does not keep it: it holds on to the handler's variables.
         timeouts: who watches the clock.
-        own_store: middleware writes to the queue's own database, and not where the context says.
+        own_store: middleware writes to the queue's own database, and not where the context says. If that says nowhere, the
+            job has no row either.
     """
     run = _Run(queue, delivery, context, worker, caught=caught, timeouts=timeouts)
     try:
@@ -174,19 +175,22 @@ class _Run:
         """
         context, queue = self._context, self._queue
         layers = layers_of(queue.middleware, queue.registry.code(self._delivery.name))
+        handle = partial(self._handle, has_row=own_store or context._store is not None)
         if layers:
             context._token, context._store = self._delivery.token, queue.store if own_store else context._store
-            _through(layers, context, self._handle)
+            _through(layers, context, handle)
         else:
-            self._handle()
+            handle()
 
-    def _handle(self) -> Any:
+    def _handle(self, *, has_row: bool) -> Any:
         """
         Run the handler, a transactional one in its transaction; what it returned.
         """
         kind = self._job.signature.session_type
         if kind is None:
             return self.call()
+        if not has_row:
+            return run_in_plain_session(self._queue, kind, self.call_in_session)
         result = run_in_session(self._queue, self._delivery, self._context, kind, self.call_in_session)
         self._context._committed = True
         return result

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlqueue import Discard, Fail, Job, JobContext, Queue, Release, UnknownJob, current_job
-from tests.producers import job_ids, use_begin_recipe
+from tests.producers import Order, job_ids, make_orders, order_ids, use_begin_recipe
 from tests.servers import Database
 from tests.test_push_async import ASYNC_DRIVERS
 
@@ -361,3 +361,20 @@ def test_blocks_inside_each_other_and_real_pushes_beside_them(
     assert [len(runs) for runs in (outer, inner, pushed)] == [1, 1, 1]
     assert seen == [1, 3]
     assert len(job_ids(observer, queue)) == 1
+
+
+def test_a_transactional_handler_has_a_session_that_commits(engine: Engine, queue: Queue, note: Job[..., None], seen: list[Any]) -> None:
+    @queue.job(name="order")
+    def order(session: Session, total: int) -> None:
+        session.add(Order(note=str(total)))
+        note.push(session, total)
+        if total < 0:
+            raise ValueError("no such order")
+
+    make_orders(engine)
+    with queue.inline(raise_errors=False) as runs:
+        for total in (7, -7):
+            with Session(engine) as session, session.begin():
+                order.push(session, total)
+    assert [(run.name, run.status) for run in runs] == [("order", "done"), (note.name, "done"), ("order", "retrying")]
+    assert len(order_ids(engine)) == 1

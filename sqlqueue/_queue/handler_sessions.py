@@ -24,7 +24,7 @@ from ..errors import NotTransactional, StaleDelivery
 from .database import Configured
 from .sessions import producer_connection
 
-__all__ = ["NotStarted", "run_in_session"]
+__all__ = ["NotStarted", "run_in_plain_session", "run_in_session"]
 
 TRIES = 5
 PAUSE = 0.02
@@ -73,6 +73,18 @@ def run_in_session(
             # The answer may be lost, or a listener of the application's may have raised after the fact.
             if not (committing and _was_committed(queue, delivery)):
                 raise
+        return result
+
+
+def run_in_plain_session(queue: Configured, kind: type[Session], work: Callable[[Session], Any]) -> Any:
+    """
+    Run `work` in a transaction that is committed, for a job that has no row. Returns what it returned.
+    """
+    with _closed_at_last(queue.new_session(kind)) as session:
+        if not session.in_transaction():
+            session.begin()
+        result = work(session)
+        session.commit()
         return result
 
 
