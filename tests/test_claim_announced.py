@@ -284,3 +284,16 @@ def test_no_more_announced_jobs_start_than_the_worker_may(
                 queue.push_named(connection, "note", {})
         eventually(lambda: worker.summary)
     assert [row["attempts"] for row in jobs_in(observer, queue).values()] == [0] * 5
+
+
+def test_what_makes_the_connection_useless_leaves_none_open(queue: Queue, observer: Engine, watch: Watch) -> None:
+    """SQLAlchemy lets go of a connection that it takes for lost, and does not close one that is no pool's any more."""
+    import psycopg
+
+    driver: Any = watch.connection.connection.dbapi_connection
+    put(observer, queue)
+    refusal = raising(lambda: psycopg.errors.lookup("25006")("made up"))
+    with at_statement(queue.consumer.engine, Trap(refusal), "UPDATE"), pytest.raises(sa.exc.DBAPIError):
+        take(queue, watch)
+    watch.close()
+    assert driver.closed

@@ -123,7 +123,7 @@ def test_no_outcome_leaves_anything_behind(crowd: Crowd) -> None:
             crowd.run(ROUND)
         crowd.run(1)
         assert objects() - before < JOBS / 2
-        assert own_bytes() - own_before < 20 * JOBS
+        assert own_bytes() - own_before < 100 * JOBS  # what is kept of a job would be hundreds
     finally:
         tracemalloc.stop()
     expected = {"done": 3, "retrying": 1, "failed": 1, "released": 1, "discarded": 1, "lost": 1}

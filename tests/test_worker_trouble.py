@@ -288,7 +288,7 @@ def test_a_pool_that_is_empty_for_a_while_is_survived(queue: Queue, database: Da
     ran = threading.Event()
     tight.job(name="noop")(ran.set)
     queue.job(name="noop")(lambda: None)
-    with working(tight) as worker:
+    with working(tight, notify=False) as worker:  # what waits for pushes has a connection of its own
         eventually(lambda: tight.consumer._looks)
         connection = eventually(lambda: _taken_from(tight.consumer.engine))
         push(queue, "noop")

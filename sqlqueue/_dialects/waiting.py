@@ -183,6 +183,7 @@ class _Listening:
         self._doorbell = doorbell
         self._heard = False
         self._lanes: set[tuple[str, int, str]] = set()
+        self._driver: Any = None
         self.connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self._selector = selectors.DefaultSelector()
         self._selector.register(doorbell, selectors.EVENT_READ)
@@ -251,6 +252,8 @@ class _Listening:
     def close(self) -> None:
         self._selector.close()
         self.connection.close()
+        if self._driver is not None:
+            self._driver.close()  # SQLAlchemy only lets go of one that it takes for lost and that no pool has
 
 
 class _FileWatch:
@@ -296,3 +299,5 @@ class _FileWatch:
     def close(self) -> None:
         self._selector.close()
         self.connection.close()
+        if self._driver is not None:
+            self._driver.close()  # SQLAlchemy only lets go of one that it takes for lost and that no pool has
