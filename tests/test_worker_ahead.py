@@ -167,12 +167,12 @@ def test_what_may_not_wait_for_a_slot_gets_one_while_others_come(
     queue.job(name="first", **options)(lambda: ran.append("first"))
     put(observer, queue, 300, name="waits", payload="{}", due_in=-100)
     put(observer, queue, 30, name="first", payload="{}", **({"due_in": -50} | row))
-    put(observer, queue, 6000, name="waits", payload="{}", due_in=-5)
+    put(observer, queue, 12_000, name="waits", payload="{}", due_in=-5)
     work_off(queue)
     assert ran.count("first") == 30
     places = [place for place, name in enumerate(ran) if name == "first"]
     assert places[-1] < len(ran) * 3 / 4
-    assert places[-1] - places[0] < 1000, "once their turn has come, nothing overtakes them"
+    assert places[-1] - places[0] < 3000, "once their turn has come, nothing overtakes them but what a claim had already brought"
 
 
 def test_a_low_priority_does_not_overtake_for_long(queue: Queue, observer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +181,11 @@ def test_a_low_priority_does_not_overtake_for_long(queue: Queue, observer: Engin
     queue.job(name="low")(lambda: ran.append("low"))
     queue.job(name="high")(lambda: ran.append("high"))
     put(observer, queue, 300, name="low", payload="{}", due_in=-100)
-    put(observer, queue, 6000, name="low", payload="{}", priority=-1)
+    put(observer, queue, 12_000, name="low", payload="{}", priority=-1)
     put(observer, queue, 50, name="high", payload="{}", max_attempts=1)
     work_off(queue)
     between = ran[ran.index("high") :].count("low") - ran[len(ran) - ran[::-1].index("high") :].count("low")
-    assert between < 1000, "once their turn has come, nothing is taken that comes behind them"
+    assert between < 3000, "once their turn has come, nothing more is taken that comes behind them"
 
 
 def test_large_payloads_do_not_fill_the_memory_however_short_the_jobs(
