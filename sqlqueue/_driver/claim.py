@@ -20,10 +20,10 @@ from .._dialects import Server, after, among, by_ready_index, fetch_raw, moment_
 from .._tables import Tables
 from .lanes import Lane, in_lane
 from .push import microseconds
+from .settle import GROUP
 
 __all__ = ["ClaimedRow", "Company", "Lease", "claim_lane", "claim_plain", "company_of", "put_back", "taken_under"]
 
-MOST_IDS = 500
 READABLE = datetime(1000, 1, 2, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
@@ -217,8 +217,8 @@ def _claim_in_two_statements(
     doomed = [row.id for row in picked if row.doom is not None]
     taken: set[int] = set()
     for ids, started in ((starting, 1), (doomed, 0)):
-        for start in range(0, len(ids), MOST_IDS):
-            taken |= _take(connection, tables, ids[start : start + MOST_IDS], started, parameters)
+        for start in range(0, len(ids), GROUP):
+            taken |= _take(connection, tables, ids[start : start + GROUP], started, parameters)
     return [row for row in picked if row.id in taken]
 
 

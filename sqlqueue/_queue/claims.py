@@ -27,7 +27,7 @@ from .listeners import Listeners
 from .looks import Look
 from .telling import said_by
 
-__all__ = ["UNKNOWN_SIZE", "Claim", "Doomed", "Taking", "number_that_fit", "tell_failed"]
+__all__ = ["MOST_AT_ONCE", "UNKNOWN_SIZE", "Claim", "Doomed", "Taking", "number_that_fit", "tell_failed"]
 
 Doomed = list[tuple[str, ClaimedRow, Failure]]
 """What must not run, after the name of its queue, and why."""

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from .._dialects import database_label, server_of
 from .._job import Delivery
 from .._queue import DEFAULT_QUEUE
+from .._queue.claims import MOST_AT_ONCE
 from .._version import __version__
 from .logs import log
 from .renewing import Renewer
@@ -35,7 +36,6 @@ IN_VAIN_PAUSE, LONGEST_IN_VAIN_PAUSE = 0.005, 0.05
 LONGEST_TROUBLE_PAUSE = 5.0
 LONGEST_LINGER = 0.05
 STALL_TICK = 0.1
-MOST_AT_ONCE = 1000
 LONGEST_PASSED_OVER = 1.0  # seconds during which jobs that may wait for a slot overtake those that may not
 
 
